@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from djinn_lib_schedule.report import explain
     from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
     from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
+    from djinn_lib_trace.counters import reset_stats, stats
     from djinn_lib_trace.state import (
         RuntimeState,
         get_initialization_time_ms,
         get_interception_stats,
         get_runtime_state,
     )
+    from djinn_lib_trace.waits import DjinnWarning
 
 with paused_collection():
     from djinn import errors, later
@@ -54,18 +56,16 @@ with paused_collection():
         init,
         is_initialized,
         register_init_hook,
-        reset_stats,
         shutdown,
-        stats,
     )
 
 __version__ = "0.1.0"
 __all__ = (
-    "AnnotatedGraph", "Calibration", "Captured", "CostEstimate", "DataResidency", "DjinnError", "ExecutionPhase",
-    "ExecutionSchedule", "ExecutionStrategy", "LazyTensor", "LazyTuple", "MemoryEstimator", "MemoryPattern",
-    "MetadataPlaceholder", "Modality", "RuntimeState", "Scheduler", "SchedulingStrategy", "SemanticMetadata",
-    "SessionClosedError", "TransportError", "WorkloadProfile", "annotate_graph", "build_graph", "calibrate", "capture",
-    "ensure_initialized", "errors", "execute", "explain", "find_patterns", "flush", "get_graph",
+    "AnnotatedGraph", "Calibration", "Captured", "CostEstimate", "DataResidency", "DjinnError", "DjinnWarning",
+    "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "LazyTensor", "LazyTuple", "MemoryEstimator",
+    "MemoryPattern", "MetadataPlaceholder", "Modality", "RuntimeState", "Scheduler", "SchedulingStrategy",
+    "SemanticMetadata", "SessionClosedError", "TransportError", "WorkloadProfile", "annotate_graph", "build_graph",
+    "calibrate", "capture", "ensure_initialized", "errors", "execute", "explain", "find_patterns", "flush", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "init", "init_async", "is_capturing",
     "is_initialized", "materialize", "materialize_async", "profiles", "register_init_hook", "reset_stats", "run_async",
     "schedule", "session", "set_debug_level", "shutdown", "stats", "synchronize",

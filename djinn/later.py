@@ -24,6 +24,8 @@ MODULES = {
     **dict.fromkeys(("Scheduler", "SchedulingStrategy", "schedule"), "djinn_lib_schedule.scheduling"),
     **dict.fromkeys(("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state"),
                     "djinn_lib_trace.state"),
+    **dict.fromkeys(("reset_stats", "stats"), "djinn_lib_trace.counters"),
+    "DjinnWarning": "djinn_lib_trace.waits",
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
     "LazyTuple": "djinn_lib_schedule.lazy_tuple",

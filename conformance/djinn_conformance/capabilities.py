@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
 from djinn_lib_service.kinds import ListeningTransport, ListenOptions, SupportsPeers
+from djinn_lib_service.kinds.transport import SupportsAsyncAccept
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.kinds import ConnectOptions
@@ -52,6 +53,14 @@ def listens(subject: Subject) -> bool:
     return isinstance(subject.registered.value, ListeningTransport)
 
 
+def _awaits(subject: Subject) -> bool:
+    if not listens(subject):
+        return False
+    listener = subject.registered.value.listen(listening_address(subject), listen_options(subject))
+    listener.close()
+    return isinstance(listener, SupportsAsyncAccept)
+
+
 def _has_eager_stream(subject: Subject) -> bool:
     device = torch_device(subject)
     return torch.device(subject.device).type == device.type and has_eager_stream(device)
@@ -77,6 +86,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "metrics.samples": lambda subject: isinstance(subject.registered.value, SamplingMetricsFactory),
     "session.computes": _computes,
     "session.served": lambda subject: bool(subject.registered.value.served),
+    "transport.awaits": _awaits,
     "transport.carries": lambda subject: isinstance(subject.registered.value, SupportsPeers),
     "transport.listens": listens,
     "transport.resumes": lambda subject: bool(getattr(subject.registered.value, "resumes", False)),

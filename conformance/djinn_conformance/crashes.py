@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import torch
+from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.errors import TransportError
@@ -82,7 +83,7 @@ def recovering(session: Session) -> Iterator[Any]:
         layer: Any = opens(connections, session.tape, session.released)
         session.backend = layer
     try:
-        yield layer
+        yield unwrapped(layer)
     finally:
         with session.lock:
             session.backend = before

@@ -15,6 +15,7 @@ from djinn_lib_graph.kinds import GraphSource
 from hypothesis import given
 from torch.utils import _pytree as pytree
 
+import djinn
 from djinn.session import runtime
 from djinn_conformance.assertions import expect, expect_equal, expect_raises, expect_same_tensor
 from djinn_conformance.laws import law
@@ -164,13 +165,13 @@ def test_sends_nothing_when_traced(subject: Subject, plugin: GraphSource, call: 
     model, where = call.model(), f"{subject}: {call}"
     args, kwargs = call.given()
     with _session():
-        counters, generator = dict(runtime.stats()), torch.random.get_rng_state()
+        counters, generator = dict(djinn.stats()), torch.random.get_rng_state()
         with capture() as outside, torch.set_grad_enabled(call.wants_gradients):
             graph = plugin.build(model, args, kwargs)
         if graph.backend_type == _LAZY:
             return
         expect_equal([node.operation for node in outside.graph.nodes()], [], "what was recorded", where)
-        expect_equal(dict(runtime.stats()), counters, "counters afterwards", where)
+        expect_equal(dict(djinn.stats()), counters, "counters afterwards", where)
         expect_equal(torch.equal(torch.random.get_rng_state(), generator), True, "whether the generator is as it was",
                      where)
 

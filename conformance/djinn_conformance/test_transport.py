@@ -40,6 +40,7 @@ from djinn_conformance.assertions import (
     expect_same_tensor,
     steps,
 )
+from djinn_conformance.awaiting_server import AwaitingServer
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address
 from djinn_conformance.harness import InProcessServer, open_executor
 from djinn_conformance.laws import law
@@ -268,6 +269,35 @@ def test_listener_closes(subject: Subject, plugin: Transport) -> None:
     expect_equal(accepted, [None], "what accept gave once the listener was closed", str(subject))
     listener.close()
     expect_equal(listener.accept(), None, "what accept gives afterwards", str(subject))
+
+
+@law("transport.awaited_handshakes")
+def test_awaited_handshakes(subject: Subject, plugin: Transport) -> None:
+    """Answer the first client last."""
+    sent = [torch.arange(4) + number for number in range(3)]
+    options = connect_options(subject, connect_timeout_s=_PATIENCE_S / 2)
+
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        with closing(plugin.connect(place.address, options)) as session:
+            _upload(session, [tensor])
+            return _fetch(session, 1)[0]
+
+    with AwaitingServer(subject, len(sent)) as place, ThreadPoolExecutor(len(sent)) as threads:
+        received = list(threads.map(call, sent))
+    for tensor, answer in zip(sent, received, strict=True):
+        expect_same_tensor(answer, tensor, "a tensor after an awaited handshake", str(subject))
+
+
+@law("transport.awaits_end")
+def test_awaits_end(subject: Subject, plugin: Transport) -> None:
+    """Cancel a wait, then connect."""
+    with AwaitingServer(subject, 1, cancel_first=True) as place:
+        options = connect_options(subject, connect_timeout_s=_PATIENCE_S / 2)
+        with closing(plugin.connect(place.address, options)) as session:
+            _upload(session, [torch.ones(1)])
+            _fetch(session, 1)
+        expect(place.cancelled_s < _PATIENCE_S / 4, "time until a cancelled wait ends",
+               got=f"{place.cancelled_s:.1f} s", wanted="none", where=str(subject))
 
 
 @law("transport.counters_monotonic", effort=0.1)

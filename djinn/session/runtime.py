@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +86,6 @@ def _start(plugins: Plugins) -> Session:
     if _process is None:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
-    _baseline.clear()
     dispatcher.begin(session.recorder.dispatch, operators)
     _init_time_ms = (time.perf_counter() - begin) * 1000
     try:
@@ -161,24 +160,6 @@ def seed_all(seed: int) -> None:
     _seed = seed
     if _session is not None:
         _session.seed(seed)
-
-
-_baseline: dict[str, int] = {}
-_LEVELS = frozenset({"journal_bytes", "journal_ms", "journal_nodes", "live_handles", "pending_nodes", "programs_known",
-                     "results_kept", "results_kept_bytes"})
-"""Entries of `stats` that are levels, not counters; `reset_stats` does not reset them."""
-
-
-def stats() -> Mapping[str, int]:
-    """Return the counts since the session began, or since `reset_stats`."""
-    now = current().stats()
-    return {name: count - (0 if name in _LEVELS else _baseline.get(name, 0)) for name, count in now.items()}
-
-
-def reset_stats() -> None:
-    """Reset the counters to zero."""
-    _baseline.clear()
-    _baseline.update(current().stats())
 
 
 devices.use_sessions(current, lambda: _session)

@@ -15,7 +15,7 @@ from djinn.wire.messages import Welcome
 from djinn_lib_schedule.placing import Placement, SupportsPlacement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
-__all__ = ("BackendWrapper", "PlacingWrapper")
+__all__ = ("BackendWrapper", "PlacingWrapper", "unwrapped")
 
 
 class BackendWrapper:
@@ -140,3 +140,10 @@ class PlacingWrapper(BackendWrapper):
     def _placing(self) -> SupportsPlacement:
         assert isinstance(self.plain, SupportsPlacement)
         return self.plain
+
+
+def unwrapped(backend: Any) -> Any:
+    """Return the backend inside of all `BackendWrapper` around it."""
+    while isinstance(backend, BackendWrapper):
+        backend = backend.plain
+    return backend

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from djinn.session import runtime
+from djinn_lib_trace.counters import stats
 
 __all__ = ("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state")
 
@@ -39,5 +40,5 @@ def get_initialization_time_ms() -> float:
 def get_interception_stats() -> dict[str, int]:
     """Return the counters of the recording."""
     names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
-    now = runtime.stats()
+    now = stats()
     return {name: now[name] for name in names}

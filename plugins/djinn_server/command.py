@@ -6,7 +6,8 @@ import enum
 import inspect
 import logging
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 import typer
@@ -14,10 +15,10 @@ from djinn_lib_server.options import DeclaredOption, ServeOptions, declared, opt
 
 from djinn.errors import ConfigurationError
 from djinn_server.config_file import reread, use_config
-from djinn_server.signals import ServerLoop, catch_signals
 
 if TYPE_CHECKING:
     from djinn_server.gateway import Gateway
+    from djinn_server.signals import ServerLoop
 
 __all__ = ("serve",)
 
@@ -39,8 +40,12 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     values = dict(context.params)
     if values["log_format"].value == "text":
         typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
-    # This takes seconds, which `--help` and a mistaken option do not need.
+    # This takes seconds, which `--help` and a mistaken option do not need. The package comes before its modules.
+    import djinn
+
+    assert djinn.__version__
     from djinn_server.opening import ListenError, open_server
+    from djinn_server.signals import ServerLoop, catch_signals
 
     parent = os.getppid() if with_parent else 0
     signals = catch_signals()
@@ -52,12 +57,12 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     try:
         options = options_from(values)
         server, reloading = open_server(options, read, context.obj or {})
-        server.start()
+        operation = ServerLoop(server, reloading.reload, lambda: reloading.options.sessions.drain_s,
+                               lambda: _announce(server.address), parent)
+        _run(server, operation, signals)
     except (ConfigurationError, ListenError) as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
-    print(f"djinn serving {server.address}", flush=True)  # noqa: T201  # the one line that callers read the address from
-    _run(server, ServerLoop(server, signals, reloading.reload, lambda: reloading.options.sessions.drain_s, parent))
 
 
 def _configured(context: typer.Context, path: str) -> str:
@@ -108,10 +113,41 @@ serve.__signature__ = inspect.Signature(list(_parameters()))  # type: ignore[att
 serve.__annotations__ = {each.name: each.annotation for each in _parameters()}
 
 
-def _run(server: Gateway, operation: ServerLoop) -> NoReturn:
+def _announce(address: str) -> None:
+    print(f"djinn serving {address}", flush=True)  # noqa: T201  # the one line that callers read the address from
+
+
+def _run(server: Gateway, operation: ServerLoop, caught: list[signal.Signals]) -> NoReturn:
     """Serve until a signal arrives."""
-    status = operation.run()
-    server.stop()
+    import anyio
+
+    from djinn_server.signals import SIGNALS
+
+    async def run() -> int:
+        # The signals are received until the end, so that none ends the server before its workers.
+        with anyio.open_signal_receiver(*SIGNALS) as signals:
+            return await server.run(lambda: operation.run(_all(caught, signals)))
+
+    try:
+        status = anyio.run(run)
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
     # Nothing is left to clean up, and tearing PyTorch down takes seconds.
     logging.shutdown()
     os._exit(status)
+
+
+async def _all(caught: list[signal.Signals], signals: AsyncIterable[signal.Signals]) -> AsyncIterator[signal.Signals]:
+    """Return the signals that were caught before the event loop received them, and then those that it receives."""
+    while caught:
+        yield caught.pop(0)
+    async for number in signals:
+        yield number
+
+
+def _only(group: BaseExceptionGroup) -> BaseException:
+    """Return the error that ended a server, without the groups of tasks that it has passed."""
+    first: BaseException = group
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
-import struct
-import threading
 from typing import TypeAlias
 
 import msgspec
@@ -18,7 +14,6 @@ from djinn_server.counters import WorkerReport
 
 __all__ = (
     "Ask",
-    "Control",
     "ControlMessage",
     "Dial",
     "Dialed",
@@ -41,13 +36,10 @@ __all__ = (
     "Spawn",
     "Spawned",
     "Stop",
+    "Taken",
+    "TurnChannel",
     "ignore_signals",
 )
-
-SEND_TIMEOUT_S = 5
-"""How long a worker may take to read a message; the thread that reads messages does nothing else."""
-_LENGTH = struct.Struct("<I")
-_MAX_BYTES = 2**20
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -106,11 +98,19 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
         received: The bytes already read from it, as returned by
             `djinn_lib_service.kinds.transport.SupportsHandover.detach`.
         token: The token that admitted its client; see `djinn_authenticator_tokens.tokens.Secret.identity`.
+        number: Identifies the connection in its `Taken`.
     """
 
     peer: str
     received: bytes
     token: bytes = b""
+    number: int = 0
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """From a worker: it takes a connection over, and from now on may answer its client."""
+
+    number: int
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -239,6 +239,10 @@ class RevokeDevice(msgspec.Struct, frozen=True, tag="recall"):
     left_s: float
 
 
+class TurnChannel(msgspec.Struct, frozen=True, tag="turns"):
+    """To a worker that takes turns: comes with the descriptor of the channel for them, right after the `Setup`."""
+
+
 class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
     """From a worker: it has finished using the device.
 
@@ -318,8 +322,9 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 ControlMessage: TypeAlias = (
-    Setup | Ready | Failed | Incoming | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
-    | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen | EndSession)
+    Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
+    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
+    | EndSession)
 
 
 def ignore_signals() -> None:
@@ -330,80 +335,3 @@ def ignore_signals() -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-class Control:
-    """One end of the channel between the gateway and a worker.
-
-    Args:
-        sock: One of a pair of stream sockets.
-        takes_descriptors: Whether descriptors are expected; unexpected ones are closed.
-
-    Concurrency:
-        Any thread sends; one receives.
-    """
-
-    def __init__(self, sock: socket.socket, *, takes_descriptors: bool = False) -> None:
-        self._socket = sock
-        self._takes_descriptors = takes_descriptors
-        self._lock = threading.Lock()
-        self._decoder = msgspec.msgpack.Decoder(ControlMessage)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", SEND_TIMEOUT_S, 0))
-
-    def send(self, message: ControlMessage, descriptor: int | None = None) -> None:
-        """Send a message, optionally with a descriptor. The descriptor still belongs to the caller.
-
-        Raises:
-            OSError: The other end is gone.
-        """
-        header = msgspec.msgpack.encode(message)
-        data = _LENGTH.pack(len(header)) + header
-        with self._lock:
-            sent = 0 if descriptor is None else socket.send_fds(self._socket, [data], [descriptor])
-            self._socket.sendall(data[sent:])
-
-    def receive(self) -> tuple[ControlMessage, int | None] | None:
-        """Wait for a message and its descriptor; ``None`` if the other end is gone or sent something invalid."""
-        try:
-            head, descriptor = self._read_head()
-            if len(head) < _LENGTH.size:
-                return None
-            (length,) = _LENGTH.unpack(head)
-            data = b"" if length > _MAX_BYTES else self._read(length)
-            return None if len(data) < length else (self._decoder.decode(data), descriptor)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def close(self) -> None:
-        """Close this end and wake threads that wait on it. Never raises."""
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            # The other end is already gone, so there is nothing to shut down.
-            pass
-        finally:
-            self._socket.close()
-
-    def _read_head(self) -> tuple[bytes, int | None]:
-        head, found = b"", []
-        while len(head) < _LENGTH.size:
-            part, descriptors, _, _ = socket.recv_fds(self._socket, _LENGTH.size - len(head), 1)
-            found += descriptors
-            if not part:
-                break
-            head += part
-        if not self._takes_descriptors:
-            while found:
-                os.close(found.pop())
-        for descriptor in found:
-            os.set_inheritable(descriptor, False)
-        return head, found[0] if found else None
-
-    def _read(self, length: int) -> bytes:
-        data = b""
-        while len(data) < length:
-            part = self._socket.recv(length - len(data))
-            if not part:
-                break
-            data += part
-        return data

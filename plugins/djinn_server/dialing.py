@@ -17,8 +17,9 @@ from djinn import errors
 from djinn.errors import DjinnError, PeerError
 from djinn.kinds.transport import ConnectOptions, Transport
 from djinn.wire.messages import PeerHello
-from djinn_server.control import Control, Dial, Dialed
-from djinn_server.event_loop import EventLoop
+from djinn_server.control import Dial, Dialed
+from djinn_server.control_channel import AwaitedControl
+from djinn_server.event_loop import Tasks
 from djinn_server.peers import CONNECT_TIMEOUT_S, PeerPolicy
 
 __all__ = ("Dialer", "Exchange")
@@ -92,34 +93,32 @@ class Exchange:
     Args:
         rules: Which servers are permitted.
         transport_for: Returns the transport of a scheme.
-        loop: Where requests wait.
+        tasks: Where requests wait.
 
     Concurrency:
-        Any thread.
+        Tasks of one event loop.
     """
 
-    def __init__(self, rules: PeerPolicy, transport_for: Callable[[str], Transport], loop: EventLoop) -> None:
+    def __init__(self, rules: PeerPolicy, transport_for: Callable[[str], Transport], tasks: Tasks) -> None:
         self._rules = rules
-        self._loop = loop
+        self._tasks = tasks
         self._transport_for = transport_for
         self._threads = anyio.CapacityLimiter(MAX_DIALS)
 
-    def connect(self, wish: Dial, control: Control) -> None:
+    def connect(self, wish: Dial, control: AwaitedControl) -> None:
         """Open a connection and send it to the worker; returns at once."""
-        self._loop.spawn(self._wait, wish, control)
+        self._tasks.spawn(self._connect, wish, control)
 
-    async def _wait(self, wish: Dial, control: Control) -> None:
-        await anyio.to_thread.run_sync(self._connect, wish, control, limiter=self._threads, abandon_on_cancel=True)
-
-    def _connect(self, wish: Dial, control: Control) -> None:
+    async def _connect(self, wish: Dial, control: AwaitedControl) -> None:
         descriptor = None
         try:
-            descriptor, received = self._open(wish.address, wish.peer)
+            descriptor, received = await anyio.to_thread.run_sync(
+                self._open, wish.address, wish.peer, limiter=self._threads, abandon_on_cancel=True)
             answer = Dialed(wish.number, received=received)
         except DjinnError as error:
             answer = Dialed(wish.number, error.code, error.summary, error.hint)
         try:
-            control.send(answer, descriptor)
+            await control.send(answer, descriptor)
         except OSError as error:
             _log.info("nobody takes the connection to %s: %s", wish.address, error)
         finally:

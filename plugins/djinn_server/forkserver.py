@@ -20,143 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djinn_server.control import Control, Ended, Spawn, Spawned, ignore_signals
+from djinn_server.control import Ended, Spawn, Spawned, ignore_signals
+from djinn_server.control_channel import Control
+from djinn_server.spawning import ForkServer
 
 if TYPE_CHECKING:
     from djinn.plugins import Plugins
 
-__all__ = ("Child", "ForkServer", "fork_forkserver", "main", "prepare", "start_forkserver")
+__all__ = ("fork_forkserver", "main", "prepare", "start_forkserver")
 
-SPAWN_TIMEOUT_S = 30.0
-"""How long a forkserver may take to fork a worker, before the gateway starts the worker without it."""
-STATUS_TIMEOUT_S = 1.0
-"""How long a forkserver may take to report the status of a worker that has ended."""
 _NAME_PROCESS = 15
 """``PR_SET_NAME`` of prctl(2)."""
 _log = logging.getLogger("djinn.server")
-
-
-class Child:
-    """A process forked by a forkserver, with the part of `subprocess.Popen`'s interface that is needed.
-
-    Args:
-        pid: Its process ID, which the system may reuse.
-        process: A descriptor (pidfd) that always refers to this process; the `Child` owns it.
-        status_of: Waits until the forkserver has reported the status; ``None`` if it does not.
-
-    Concurrency:
-        Any thread.
-    """
-
-    def __init__(self, pid: int, process: int, status_of: Callable[[], int | None]) -> None:
-        self.pid = pid
-        self._process = process
-        self._status_of = status_of
-
-    def kill(self) -> None:
-        """Kill it, if it has not ended."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-
-    def wait(self) -> int:
-        """Wait for its end, and return its status as `subprocess` does; if unknown, the status of a killed process."""
-        select.select([self._process], [], [])
-        status = self._status_of()
-        return -signal.SIGKILL if status is None else status
-
-    def __del__(self) -> None:
-        os.close(self._process)
-
-
-class ForkServer:
-    """The gateway's end of the channel to a forkserver.
-
-    Requests are numbered, so a late answer is not mistaken for the answer to another request.
-
-    Concurrency:
-        Any thread.
-    """
-
-    def __init__(self, control: Control, pid: int) -> None:
-        self._control = control
-        self._pid = pid
-        self._spawning = threading.Lock()
-        self._changed = threading.Condition()
-        self._asked = 0
-        self._unanswered: set[int] = set()
-        """Requests that have timed out and that the forkserver has not answered yet."""
-        self._children: dict[int, Child] = {}
-        """Workers that were forked and not yet collected by `spawn`."""
-        self._wanted: set[int] = set()
-        """Requests whose workers' statuses are still needed."""
-        self._statuses: dict[int, int] = {}
-        self._is_gone = False
-        self._reader: threading.Thread | None = None
-
-    def spawn(self, standard_input: int, environment: Mapping[str, str]) -> Child:
-        """Fork a worker.
-
-        Args:
-            standard_input: Descriptor that becomes its standard input; the caller keeps its own copy. After an error, a
-                worker may still be forked with it; that worker is killed at once. So the caller must not give it to
-                another process.
-            environment: Its environment variables.
-
-        Raises:
-            OSError: The forkserver is gone, or does not answer.
-        """
-        with self._spawning:
-            if self._reader is None:
-                self._reader = threading.Thread(target=self._read, name="djinn-forksrv", daemon=True)
-                self._reader.start()
-            if self._unanswered:
-                raise OSError("the forkserver has not answered an earlier request")
-            self._asked += 1
-            number = self._asked
-            self._control.send(Spawn(number, dict(environment)), standard_input)
-            with self._changed:
-                self._changed.wait_for(lambda: number in self._children or self._is_gone, SPAWN_TIMEOUT_S)
-                child = self._children.pop(number, None)
-                if child is None and not self._is_gone:
-                    self._unanswered.add(number)
-            if child is not None:
-                return child
-            if self._is_gone:
-                raise OSError("the forkserver is gone, or could not fork")
-            raise OSError("the forkserver does not answer")
-
-    def _status_of(self, number: int) -> int | None:
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._statuses or self._is_gone, STATUS_TIMEOUT_S)
-            self._wanted.discard(number)
-            return self._statuses.pop(number, None)
-
-    def _read(self) -> None:
-        while (received := self._control.receive()) is not None:
-            message, process = received
-            with self._changed:
-                if isinstance(message, Spawned) and process is not None:
-                    self._take(message, process)
-                elif isinstance(message, Ended) and message.number in self._wanted:
-                    self._statuses[message.number] = message.status
-                self._changed.notify_all()
-        with self._changed:
-            self._is_gone = True
-            self._changed.notify_all()
-        with suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-
-    def _take(self, message: Spawned, process: int) -> None:
-        """Accept a forked worker; kill it if its request has timed out. The caller holds the lock."""
-        number = message.number
-        child = Child(message.pid, process, lambda: self._status_of(number))
-        if number not in self._unanswered:
-            self._children[number] = child
-            self._wanted.add(number)
-            return
-        self._unanswered.discard(number)
-        child.kill()
-        _log.info("worker %d was forked too late: ended", message.pid)
 
 
 def start_forkserver(environment: Mapping[str, str]) -> ForkServer | None:
@@ -174,7 +49,7 @@ def start_forkserver(environment: Mapping[str, str]) -> ForkServer | None:
     with theirs:
         pid = os.posix_spawn(sys.executable, [sys.executable, "-P", "-m", "djinn_server.forkserver"], environment,
                              file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)])
-    return ForkServer(Control(ours, takes_descriptors=True), pid)
+    return ForkServer(ours, pid)
 
 
 def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
@@ -196,7 +71,7 @@ def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
     if pid := os.fork():
         gc.unfreeze()
         theirs.close()
-        return ForkServer(Control(ours, takes_descriptors=True), pid)
+        return ForkServer(ours, pid)
     status = 1
     try:
         ours.close()

@@ -4,49 +4,65 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+import anyio
+import anyio.to_thread
 from djinn_lib_server.kinds.admission import AdmissionPolicy
 from djinn_lib_server.kinds.metrics import MetricsFactory, Reason
 from djinn_lib_server.options import ServeOptions
-from djinn_lib_service.kinds.transport import Channel, Listener
+from djinn_lib_server.tenants import AuthenticatedClient
+from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAccept, SupportsHandover
 from djinn_lib_service.peer_exchange import check_versions
 
 from djinn.errors import DjinnError, LimitError, RefusedError
-from djinn.wire.messages import PeerHello, Starting
+from djinn.wire.messages import Hello, PeerHello, Starting
 from djinn_server.authentication import Authentication
-from djinn_server.event_loop import EventLoop
-from djinn_server.handshake import receive_greeting
+from djinn_server.changes import Changes
+from djinn_server.event_loop import Tasks
+from djinn_server.handshake import greeting_of, receive_from, refuse_async, send_to
 from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket
 from djinn_server.outputs import Outputs, ServerMetrics
 from djinn_server.oversight import RunWatch, Verdicts
-from djinn_server.pending_handshakes import PendingHandshakes
-from djinn_server.server import refuse
+from djinn_server.pending_handshakes import MAX_WAITING, PendingHandshakes
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
 from djinn_server.watching import TenantWatch
+from djinn_server.worker_process import Connected, Worker
 
 __all__ = ("Gateway",)
 
+RETRY_S = 0.01
+"""How long to wait before a client is passed to a worker again, after one that has died."""
+MAX_CHECKS = 16
+"""How many clients' tokens are checked at a time."""
 _log = logging.getLogger("djinn.server")
 
 
+class _Handshake:
+    """A connection whose client has not identified itself; its task ends with `close`."""
+
+    def __init__(self, peer: str, scope: anyio.CancelScope) -> None:
+        self.peer = peer
+        self._scope = scope
+
+    def close(self) -> None:
+        self._scope.cancel()
+
+
 class Gateway:
-    """Admits clients and passes them to workers.
+    """Admits clients and passes them to workers, in one event loop.
 
     Args:
-        listener: Where clients connect; closed by `stop`.
+        listener: Where clients connect; closed at the end.
         authentication: Says who a client is.
         admission: Says who may start a session.
-        supervisor: Manages the workers; stopped by `stop`.
+        supervisor: Manages the workers; stopped at the end.
         options: The server's options.
-        loop: Runs what waits; from `start` to `stop`.
-        room: Holds connections that have not identified themselves.
+        tasks: What runs in the event loop.
         control: Path of the operator's socket; ``None`` for no socket.
 
     Raises:
@@ -54,40 +70,40 @@ class Gateway:
 
     Attributes:
         watch: Watches the tenants' tokens.
+        is_accepting: Whether new connections are accepted; ``False`` once the listener has failed, too.
 
     Concurrency:
-        `start` and `stop` are called by one thread. Each connection is greeted in its own thread.
+        Tasks of one event loop; any thread calls `why_not_ready`. The calls of the authenticator and of the admission
+        policy, and waits of transports that cannot be awaited, use threads.
     """
 
     def __init__(
         self, listener: Listener, authentication: Authentication, admission: AdmissionPolicy, supervisor: Supervisor,
-        options: ServeOptions, loop: EventLoop, *,
-        room: PendingHandshakes | None = None, control: Path | None = None,
+        options: ServeOptions, tasks: Tasks, *, control: Path | None = None,
     ) -> None:
         self._listener = listener
         self._authentication = authentication
         self._admission = admission
         self._supervisor = supervisor
         self._counts = supervisor.ledger.gateway
-        self._room = room or PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
+        self._room = PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
         self._outputs: Outputs | None = None
         self._verdicts = Verdicts()
-        self._loop = loop
+        self._tasks = tasks
+        self._waits = anyio.CapacityLimiter(MAX_WAITING)
+        self._checks = anyio.CapacityLimiter(MAX_CHECKS)
         self._runs = RunWatch(supervisor.workers, self._verdicts, options.sessions.max_run_s, self._counts)
         self._operator = None if control is None else OperatorSocket(
             control, Operating(supervisor, self._verdicts).handlers())
-        self.watch = TenantWatch(authentication, supervisor, self._loop)
-        self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
+        self.watch = TenantWatch(authentication, supervisor, tasks)
+        self.is_accepting = False
+        self._acceptor: anyio.CancelScope | None = None
+        self._changes = Changes()
 
     @property
     def address(self) -> str:
         """The address that clients connect to."""
         return self._listener.address
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether new connections are accepted; ``False`` before `start`, after `stop`, and if the listener failed."""
-        return self._acceptor.is_alive()
 
     def why_not_ready(self) -> str:
         """Say why sessions cannot begin at the moment; empty if they can."""
@@ -96,7 +112,7 @@ class Gateway:
         return self._supervisor.why_not_ready()
 
     def show_metrics(self, factories: Sequence[MetricsFactory], options: ServeOptions, version: str) -> list[str]:
-        """Show or write metrics until `stop`, and return the addresses where they can be read.
+        """Show or write metrics until the end, and return the addresses where they can be read.
 
         Args:
             factories: Open the outputs.
@@ -106,49 +122,58 @@ class Gateway:
         Raises:
             DjinnError: An output cannot be opened.
         """
-        try:
-            self._outputs = Outputs(factories, options,
-                                    ServerMetrics(version, self._supervisor.ledger, self.why_not_ready))
-        except DjinnError:
-            self.stop()
-            raise
+        self._outputs = Outputs(factories, options,
+                                ServerMetrics(version, self._supervisor.ledger, self.why_not_ready))
         return self._outputs.addresses
 
-    def start(self) -> None:
-        """Start accepting connections, and wait for the first worker. Clients that connect meanwhile wait for it, too.
+    async def run(self, operate: Callable[[], Awaitable[int]]) -> int:
+        """Accept connections until something else ends, then end all workers.
+
+        Args:
+            operate: Runs meanwhile; its result is returned.
+        """
+        async with anyio.create_task_group() as group:
+            self._tasks.enter(group)
+            self.is_accepting = True
+            self._supervisor.begin()
+            group.start_soon(self._accept)
+            try:
+                status = await operate()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.stop()
+                group.cancel_scope.cancel()
+        return status
+
+    async def wait_ready(self) -> None:
+        """Wait for the first worker. Clients that connect meanwhile wait for it, too.
 
         Raises:
-            DjinnError: The first worker cannot start.
+            DjinnError: It cannot start.
         """
-        self._loop.start()
-        self._acceptor.start()
         if (first := self._authentication.tenant) is not None:
-            try:
-                self._supervisor.worker_of(first, patience_s=None, is_first=True)
-            except BaseException:
-                self.stop()
-                raise
-        self._loop.spawn(self.watch.run)
-        self._loop.spawn(self._runs.run)
+            await self._supervisor.worker_of(first, patience_s=None, is_first=True)
+        self._tasks.spawn(self.watch.run)
+        self._tasks.spawn(self._runs.run)
         if self._operator is not None:
-            self._loop.spawn(self._operator.run)
+            self._tasks.spawn(self._operator.run)
         _log.info("accepting on %s", self.address)
 
-    def renew(self, options: ServeOptions) -> None:
+    async def wait_failed(self) -> None:
+        """Wait until no connections are accepted any more."""
+        await self._changes.wait_for(lambda: not self.is_accepting)
+
+    async def renew(self, options: ServeOptions) -> None:
         """Use other options, as far as they can change while the server runs."""
         self._runs.limit_s = options.sessions.max_run_s
-        self.watch.look()
+        await self.watch.look()
 
-    def drain(self) -> None:
-        """Refuse new sessions. Existing ones continue, also over new connections."""
-        self._supervisor.drain()
+    async def drain(self) -> None:
+        """Refuse new sessions, and wait until the last one has ended. Existing ones continue over new connections."""
+        await self._supervisor.drain()
+        await self._supervisor.wait_drained()
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether the last session has ended since `drain`."""
-        return self._supervisor.is_drained
-
-    def stop(self, timeout_s: float = 5.0) -> bool:
+    async def stop(self, timeout_s: float = 5.0) -> bool:
         """Stop accepting and end all workers.
 
         Args:
@@ -157,78 +182,113 @@ class Gateway:
         Returns:
             Whether all workers exited in time.
         """
-        self._loop.stop()
-        if self._operator is not None:
-            self._operator.close()
-        self._listener.close()
+        self.is_accepting = False
+        if self._acceptor is not None:
+            self._acceptor.cancel()
         self._room.close()
-        ended = self._supervisor.stop(timeout_s)
-        if self._outputs is not None:
-            self._outputs.stop()
+        ended = await self._supervisor.stop(timeout_s)
+        await anyio.to_thread.run_sync(self.close)
         _log.info("stopped")
         return ended
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
+    def close(self) -> None:
+        """Close what the gateway has opened. May be called twice, and without `run`."""
+        self._listener.close()
+        if self._operator is not None:
+            self._operator.close()
+        if self._outputs is not None:
+            self._outputs.stop()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        self.stop()
-
-    def _accept(self) -> None:
-        while (channel := self._listener.accept()) is not None:
-            self._room.enter(channel)
+    async def _accept(self) -> None:
+        with anyio.CancelScope() as self._acceptor:
             try:
-                threading.Thread(target=self._greet, args=(channel,), name="djinn-greeting", daemon=True).start()
-            except RuntimeError as error:
-                _log.error("%s: no thread could be started: %s", channel.peer, error)  # no bug
-                channel.close()
+                while (channel := await self._next()) is not None:
+                    self._tasks.spawn(self._greet, channel)
+            finally:
+                self._listener.close()
+                self.is_accepting = False
+                self._changes.notify()
 
-    def _greet(self, channel: Channel) -> None:
+    async def _next(self) -> Channel | None:
+        if isinstance(self._listener, SupportsAsyncAccept):
+            return await self._listener.accept_async()
+        return await anyio.to_thread.run_sync(self._listener.accept, limiter=self._waits, abandon_on_cancel=True)
+
+    async def _greet(self, channel: Channel) -> None:
         meter = self._counts.open(channel)
         try:
-            self._let_in(channel)
-        except DjinnError as error:
-            self._counts.ended(error)
-            refuse(channel, error)
-        except Exception as error:  # noqa: BLE001  # logged in full; it must not end the gateway
-            _log.exception("%s: the greeting failed", channel.peer)
-            refuse(channel, error)
+            with anyio.CancelScope() as scope:
+                waiting = _Handshake(channel.peer, scope)
+                self._room.enter(waiting)
+                await self._try_to_let_in(channel, waiting)
         finally:
             channel.close()
             self._counts.close(meter)
 
-    def _let_in(self, channel: Channel) -> None:
-        received = receive_greeting(channel)
-        if received is None:
+    async def _try_to_let_in(self, channel: Channel, waiting: _Handshake) -> None:
+        try:
+            await self._let_in(channel, waiting)
+        except DjinnError as error:
+            self._counts.ended(error)
+            await refuse_async(channel, error)
+        except Exception as error:  # noqa: BLE001  # logged in full; it must not end the gateway
+            _log.exception("%s: the greeting failed", channel.peer)
+            await refuse_async(channel, error)
+
+    async def _let_in(self, channel: Channel, waiting: _Handshake) -> None:
+        greeted = greeting_of(await receive_from(channel, self._waits))
+        if greeted is None:
             return
-        sequence, greeting = received
+        sequence, greeting = greeted
         check_versions(greeting)
         if isinstance(greeting, PeerHello):
-            self._supervisor.worker_with(greeting.mailbox).take(channel, sequence, greeting)
+            worker = self._supervisor.worker_with(greeting.mailbox)
+            await self._pass_on(channel, sequence, greeting, worker, None)
             return
-        with self._rejecting("token"):
-            client = self._authentication.authenticate(greeting.token, resumes=bool(greeting.resume))
-        tenant = client.tenant
-        self._room.leave(channel)
+        client = await anyio.to_thread.run_sync(self._admit, greeting, waiting, limiter=self._checks,
+                                                abandon_on_cancel=True)
         channel.greeted()
-        if greeting.resume:
-            self._verdicts.check(greeting.resume)
-        else:
-            with self._rejecting("offender"):
-                self._supervisor.offenders.check(greeting.owner)
-            with self._rejecting("admission"):
-                self._admission.admit(tenant, self._supervisor.load(tenant))
         with self._rejecting("worker"):
             # The values of a dead worker are lost, so a client that wants to resume need not wait for the next worker.
-            worker = (self._supervisor.present_worker(tenant) if greeting.resume
-                      else await_worker(self._supervisor, tenant,
-                                        lambda waited_s: channel.send(sequence, Starting(waited_s))))
+            worker = (self._supervisor.present_worker(client.tenant) if greeting.resume
+                      else await await_worker(self._supervisor, client.tenant,
+                                              lambda waited_s: send_to(channel, sequence, Starting(waited_s))))
         # The token was valid when the client connected, and may have ended while the worker was starting.
-        self._authentication.check_current(client)
-        worker.take(channel, sequence, greeting, client.token)
+        await anyio.to_thread.run_sync(self._authentication.check_current, client, limiter=self._checks)
         self.watch.let_in(client)
+        await self._pass_on(channel, sequence, greeting, worker, client)
+
+    async def _pass_on(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, worker: Worker,
+                       client: AuthenticatedClient | None) -> None:
+        """Pass a client or a peer to a worker; a new session, to the next one if that dies before it has taken it."""
+        token = b"" if client is None else client.token
+        if not worker.takes_over(channel) or not isinstance(channel, SupportsHandover):
+            await worker.redirect(channel, sequence, token)
+            return
+        is_resumed = isinstance(greeting, Hello) and bool(greeting.resume)
+        connection = Connected.of(channel, sequence, greeting, token)
+        try:
+            # What resumes a session, and what a peer brings, is of no use to another worker.
+            while not await worker.take(connection) and client is not None and not is_resumed:
+                _log.info("%s: its worker has died, it waits for the next one", channel.peer)
+                await anyio.sleep(RETRY_S)
+                worker = await self._supervisor.worker_of(client.tenant)
+        finally:
+            os.close(connection.descriptor)
+
+    def _admit(self, greeting: Hello, waiting: _Handshake) -> AuthenticatedClient:
+        """Check who a client is, and whether its session may begin."""
+        with self._rejecting("token"):
+            client = self._authentication.authenticate(greeting.token, resumes=bool(greeting.resume))
+        self._room.leave(waiting)
+        if greeting.resume:
+            self._verdicts.check(greeting.resume)
+            return client
+        with self._rejecting("offender"):
+            self._supervisor.offenders.check(greeting.owner)
+        with self._rejecting("admission"):
+            self._admission.admit(client.tenant, self._supervisor.load(client.tenant))
+        return client
 
     @contextlib.contextmanager
     def _rejecting(self, reason: Reason) -> Iterator[None]:

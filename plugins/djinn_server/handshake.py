@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import secrets
 import sys
 
+import anyio
+import anyio.to_thread
 import attrs
 import msgspec
 import torch
 from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kinds.transport import Channel
+from djinn_lib_service.kinds.transport import Channel, SupportsAsyncHandshake
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.upload_dedup import this_machine
 
-from djinn.errors import ProtocolError
-from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, Welcome
+from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Refusal, Welcome
+from djinn_server.log_lines import printable
 
-__all__ = ("HeldMemory", "answer_again", "answer_client", "peer_welcome", "receive_greeting")
+__all__ = ("HeldMemory", "answer_again", "answer_client", "greeting_of", "peer_welcome", "receive_from", "refuse",
+           "refuse_async", "send_to")
+
+_log = logging.getLogger("djinn.server")
 
 
 @attrs.frozen
@@ -35,23 +42,88 @@ class HeldMemory:
     sessions: int
 
 
-def receive_greeting(channel: Channel) -> tuple[int, Hello | PeerHello] | None:
-    """Receive the first message of a new connection.
+def greeting_of(
+    received: tuple[int, Message, list[torch.Tensor]] | None
+) -> tuple[int, Hello | PeerHello] | None:
+    """Return the greeting that a connection begins with.
+
+    Args:
+        received: The first message.
 
     Returns:
         The number of its frame, and the greeting; ``None`` if the other side left without a greeting.
 
     Raises:
         ProtocolError: The message is no greeting.
-        TransportError: The connection broke.
     """
-    received = channel.receive()
     if received is None:
         return None
     sequence, greeting, _ = received
     if not isinstance(greeting, (Hello, PeerHello)):
         raise ProtocolError(f"A {type(greeting).__name__} where a greeting was expected.")
     return sequence, greeting
+
+
+async def receive_from(
+    channel: Channel, threads: anyio.CapacityLimiter
+) -> tuple[int, Message, list[torch.Tensor]] | None:
+    """Wait for a connection's first message in an event loop.
+
+    Args:
+        channel: The connection. One that cannot be awaited occupies a thread.
+        threads: Limits these threads.
+
+    Raises:
+        ProtocolError: The message is malformed.
+        TransportError: The connection broke.
+    """
+    if isinstance(channel, SupportsAsyncHandshake):
+        return await channel.receive_async()
+    return await anyio.to_thread.run_sync(channel.receive, limiter=threads, abandon_on_cancel=True)
+
+
+async def send_to(channel: Channel, sequence: int, message: Message) -> None:
+    """Send a message without tensors in an event loop, or in a thread if the connection cannot be awaited.
+
+    Raises:
+        TransportError: The connection broke.
+    """
+    if isinstance(channel, SupportsAsyncHandshake):
+        await channel.send_async(sequence, message)
+    else:
+        await anyio.to_thread.run_sync(channel.send, sequence, message, abandon_on_cancel=True)
+
+
+def refuse(channel: Channel, error: Exception) -> None:
+    """Log why a connection ends, and inform the other side if it is still connected."""
+    refusal = refusal_for(channel, error)
+    if refusal is not None:
+        try:
+            channel.send(0, refusal)
+        except TransportError as left:
+            _log.info("%s: left before it could be told: %s", channel.peer, left)
+
+
+async def refuse_async(channel: Channel, error: Exception) -> None:
+    """As `refuse`, in an event loop."""
+    refusal = refusal_for(channel, error)
+    if refusal is not None:
+        try:
+            await send_to(channel, 0, refusal)
+        except TransportError as left:
+            _log.info("%s: left before it could be told: %s", channel.peer, left)
+
+
+def refusal_for(channel: Channel, error: Exception) -> Refusal | None:
+    """Log why a connection ends, and return what to tell the other side; ``None`` if the connection broke."""
+    if isinstance(error, TransportError) and not isinstance(error, RefusedError):
+        _log.info("%s: %s", channel.peer, printable(error))
+        return None
+    if isinstance(error, DjinnError):
+        _log.warning("%s: refused: %s", channel.peer, printable(error))
+        return Refusal(error.code, error.summary[:4000], error.hint[:4000], error.retry_after_s)
+    return Refusal(DjinnError.code, "The session failed inside the server.",
+                   "See the server's log; report it if it happens again.")
 
 
 def answer_client(

@@ -25,7 +25,7 @@ from djinn_server.authentication import Authentication
 from djinn_server.checks import check_options, is_loopback
 from djinn_server.control import Setup
 from djinn_server.dialing import Exchange
-from djinn_server.event_loop import EventLoop
+from djinn_server.event_loop import Tasks
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
@@ -129,12 +129,17 @@ def open_server(
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
     environment |= environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level}
-    loop = EventLoop()
-    supervisor = Supervisor(setup, environment, admission, forkserver=forkserver,
-                            exchange=Exchange(peers, plugins.transport_for, loop))
-    gateway = Gateway(listener, authentication, admission, supervisor, options, loop,
+    tasks = Tasks()
+    supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
+                            exchange=Exchange(peers, plugins.transport_for, tasks))
+    gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
-    for page in gateway.show_metrics(outputs, options, version):
+    try:
+        pages = gateway.show_metrics(outputs, options, version)
+    except BaseException:
+        gateway.close()
+        raise
+    for page in pages:
         if not is_loopback(options.metrics.host):
             _log.warning("other machines can read the metrics on %s", page)
     return gateway, Reloading(options, read_again, check, listener, authentication, supervisor, gateway.renew)

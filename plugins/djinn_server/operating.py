@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import anyio
 import msgspec
 from djinn_lib_server.tenants import Tenant
 
@@ -39,7 +40,7 @@ class Operating:
         verdicts: Records which sessions were ended.
 
     Concurrency:
-        Any thread.
+        Tasks of one event loop.
     """
 
     def __init__(self, supervisor: Supervisor, verdicts: Verdicts) -> None:
@@ -51,11 +52,23 @@ class Operating:
         return {"sessions": lambda _: self.sessions(),
                 "kick": lambda arguments: self.kick(msgspec.convert(arguments, _Kick))}
 
-    def sessions(self) -> list[SessionRow]:
+    async def sessions(self) -> list[SessionRow]:
         """List all sessions, and the workers that do not answer."""
-        return [row for tenant, worker in self._supervisor.workers() for row in _rows(tenant, worker)]
+        return [row for row, _ in await self._rows()]
 
-    def kick(self, wanted: _Kick) -> dict[str, Any]:
+    async def _rows(self) -> list[tuple[SessionRow, Worker]]:
+        found: dict[Worker, list[SessionRow]] = {}
+
+        async def ask(tenant: Tenant, worker: Worker) -> None:
+            found[worker] = await _rows(tenant, worker)
+
+        workers = self._supervisor.workers()
+        async with anyio.create_task_group() as asking:
+            for tenant, worker in workers:
+                asking.start_soon(ask, tenant, worker)
+        return [(row, worker) for _, worker in workers for row in found[worker]]
+
+    async def kick(self, wanted: _Kick) -> dict[str, Any]:
         """End a tenant's sessions, or one session.
 
         Returns:
@@ -68,44 +81,44 @@ class Operating:
         workers = self._supervisor.workers()
         for tenant, worker in workers:
             if wanted.target == (tenant.name or EVERYBODY):
-                return self._kick_tenant(tenant, worker, wanted)
-        found = [(row, worker) for tenant, worker in workers for row in _rows(tenant, worker)
+                return await self._kick_tenant(tenant, worker, wanted)
+        found = [(row, worker) for row, worker in await self._rows()
                  if len(wanted.target) >= MIN_PREFIX and row.session.startswith(wanted.target)]
         if len(found) != 1:
             raise ConfigurationError(
                 f"There are {len(found)} sessions that begin with {wanted.target!r}." if found
                 else f"There is neither a tenant nor a session {wanted.target!r}.",
                 hint=f"`djinn sessions` lists them; {MIN_PREFIX} characters of a session's name are needed at least.")
-        return self._kick_session(*found[0], wanted)
+        return await self._kick_session(*found[0], wanted)
 
-    def _kick_tenant(self, tenant: Tenant, worker: Worker, wanted: _Kick) -> dict[str, Any]:
+    async def _kick_tenant(self, tenant: Tenant, worker: Worker, wanted: _Kick) -> dict[str, Any]:
         error = SessionTerminatedError("The server's operator has ended this tenant's sessions.", hint=_HINT)
-        states = worker.look(LOOK_TIMEOUT_S) or ()
+        states = await worker.look(LOOK_TIMEOUT_S) or ()
         for state in states:
             self._verdicts.add(state.key_digest, error)
-        worker.tell(EndSession("", error.code, error.summary, error.hint))
+        await worker.tell(EndSession("", error.code, error.summary, error.hint))
         self._supervisor.ledger.gateway.end("kicked", max(1, len(states)))
-        has_ended = self._supervisor.end(tenant, wanted.wait_s)
+        has_ended = await self._supervisor.end(tenant, wanted.wait_s)
         return {"sessions": len(states), "worker": 0 if has_ended else worker.pid, "remains": ""}
 
-    def _kick_session(self, row: SessionRow, worker: Worker, wanted: _Kick) -> dict[str, Any]:
+    async def _kick_session(self, row: SessionRow, worker: Worker, wanted: _Kick) -> dict[str, Any]:
         error = SessionTerminatedError("The server's operator has ended this session.", hint=_HINT)
         running = worker.board.read()
-        for state in worker.look(LOOK_TIMEOUT_S) or ():
+        for state in await worker.look(LOOK_TIMEOUT_S) or ():
             if state.session == row.session:
                 self._verdicts.add(state.key_digest, error)
         if running is not None and running.session == row.session:
             self._verdicts.add(running.key_digest, error)
-        worker.tell(EndSession(row.session, error.code, error.summary, error.hint))
+        await worker.tell(EndSession(row.session, error.code, error.summary, error.hint))
         self._supervisor.ledger.gateway.end("kicked", 1)
         deadline = time.monotonic() + wanted.wait_s
-        while _has(worker.look(LOOK_TIMEOUT_S), row.session):
+        while _has(await worker.look(LOOK_TIMEOUT_S), row.session):
             if time.monotonic() >= deadline:
                 if wanted.keeps_worker:
                     return {"sessions": 1, "worker": 0, "remains": row.session}
                 worker.end("kicked")
                 return {"sessions": 1, "worker": worker.pid, "remains": ""}
-            time.sleep(TICK_S)
+            await anyio.sleep(TICK_S)
         return {"sessions": 1, "worker": 0, "remains": ""}
 
 
@@ -114,8 +127,8 @@ def _has(states: tuple[SessionState, ...] | None, session: str) -> bool:
     return states is None or any(state.session == session for state in states)
 
 
-def _rows(tenant: Tenant, worker: Worker) -> list[SessionRow]:
-    states = worker.look(LOOK_TIMEOUT_S)
+async def _rows(tenant: Tenant, worker: Worker) -> list[SessionRow]:
+    states = await worker.look(LOOK_TIMEOUT_S)
     if states is None:
         running = worker.board.read()
         return [SessionRow(tenant.name, "" if running is None else running.session, worker.pid,

@@ -11,12 +11,11 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
-import anyio.to_thread
 import msgspec
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
@@ -27,7 +26,7 @@ from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedE
 
 __all__ = ("Handler", "OperatorSocket", "ask", "check_path", "default_folder", "servers")
 
-Handler: TypeAlias = Callable[[dict[str, Any]], Any]
+Handler: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 """Executes a command with its arguments; the result can be serialized as JSON."""
 MAX_REQUEST_BYTES = 2**16
 MAX_ANSWER_BYTES = 2**26
@@ -123,7 +122,7 @@ class OperatorSocket:
 
     Args:
         path: Path of the socket; a missing folder is created, accessible only to this user.
-        handlers: Handlers by command. Each call runs in a thread.
+        handlers: Handlers by command.
 
     Raises:
         ConfigurationError: The socket cannot be bound to that path.
@@ -151,10 +150,8 @@ class OperatorSocket:
                                      hint="Give a path of this machine with --control.") from None
 
     async def run(self) -> None:
-        """Answer operators until cancelled. Running commands are not interrupted."""
-        threads = anyio.CapacityLimiter(MAX_OPERATORS)
-        await accept_forever(await SocketListener.from_socket(self._socket),
-                             lambda stream: self._serve(stream, threads), MAX_OPERATORS)
+        """Answer operators until cancelled."""
+        await accept_forever(await SocketListener.from_socket(self._socket), self._serve, MAX_OPERATORS)
 
     def close(self) -> None:
         """Stop listening."""
@@ -170,15 +167,15 @@ class OperatorSocket:
             except ConnectionRefusedError:
                 self.path.unlink(missing_ok=True)
 
-    async def _serve(self, stream: SocketStream, threads: anyio.CapacityLimiter) -> None:
+    async def _serve(self, stream: SocketStream) -> None:
         try:
-            answer = await self._answer(stream, threads)
+            answer = await self._answer(stream)
             with anyio.fail_after(REQUEST_TIMEOUT_S):
                 await stream.send(msgspec.json.encode(answer) + b"\n")
         except _LEFT as error:
             _log.info("an operator has left: %s", error)
 
-    async def _answer(self, stream: SocketStream, threads: anyio.CapacityLimiter) -> _Answer:
+    async def _answer(self, stream: SocketStream) -> _Answer:
         try:
             _check_user(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # no part of Django
             with anyio.fail_after(REQUEST_TIMEOUT_S):
@@ -189,8 +186,7 @@ class OperatorSocket:
                 raise ProtocolError(f"There is no command {request.command[:40]!r}.",
                                     hint="Use the djinn release of the server.")
             _log.info("the operator asks: %s", request.command)
-            return _Answer(await anyio.to_thread.run_sync(handler, request.arguments, limiter=threads,
-                                                          abandon_on_cancel=True))
+            return _Answer(await handler(request.arguments))
         except DjinnError as error:
             return _Answer(problem=_Problem(error.code, error.summary, error.hint))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:

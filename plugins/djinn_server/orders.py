@@ -12,7 +12,8 @@ from djinn_lib_service.options import ListenOptions
 
 from djinn.errors import ConfigurationError
 from djinn.wire.messages import Goodbye
-from djinn_server.control import Control, ControlMessage, Drain, Drained, EndSessions, Renew
+from djinn_server.control import ControlMessage, Drain, Drained, EndSessions, Renew
+from djinn_server.control_channel import Control
 from djinn_server.draining import Drainable, drain
 from djinn_server.grants import Grants
 from djinn_server.reloading import RenewableListener

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
-import anyio.to_thread
 import attrs
+from anyio.abc import TaskGroup
 from djinn_lib_service.resumable_channel import digest_of
 
 from djinn.errors import DjinnError, ProgramTimeoutError, RefusedError
@@ -48,7 +48,7 @@ class _Watched(Protocol):
     def board(self) -> Board:
         """Its board."""
 
-    def tell(self, message: EndSession) -> None:
+    async def tell(self, message: EndSession) -> None:
         """Send it a message."""
 
     def end(self, cause: str) -> None:
@@ -150,7 +150,7 @@ class RunWatch:
         limit_s: As above; a change takes effect at the next check, also for running programs.
 
     Concurrency:
-        `run` is a task; any thread sets `limit_s`.
+        `run` is a task; any other sets `limit_s`.
     """
 
     def __init__(self, workers: Callable[[], Sequence[tuple[object, _Watched]]], verdicts: Verdicts, limit_s: float,
@@ -164,26 +164,27 @@ class RunWatch:
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        while True:
-            await anyio.sleep(min(LOOK_S, self.limit_s / 10 or LOOK_S))
-            if limit_s := self.limit_s:
-                # A worker that stands still may not take the message that ends a session.
-                await anyio.to_thread.run_sync(self._look, limit_s, abandon_on_cancel=True)
+        async with anyio.create_task_group() as messages:
+            while True:
+                await anyio.sleep(min(LOOK_S, self.limit_s / 10 or LOOK_S))
+                if limit_s := self.limit_s:
+                    # A worker that stands still may not take the message that ends a session.
+                    self._look(limit_s, messages)
 
-    def _look(self, limit_s: float) -> None:
+    def _look(self, limit_s: float, messages: TaskGroup) -> None:
         late: dict[tuple[int, int], float] = {}
         for _, worker in self._workers():
             running = worker.board.read()
             if running is not None and running.age_s > limit_s:
                 key = worker.pid, running.began_ns
-                told_s = late[key] = self._told.get(key) or self._tell(worker, running, limit_s)
+                told_s = late[key] = self._told.get(key) or self._tell(worker, running, limit_s, messages)
                 if time.monotonic() - told_s > GRACE_S:
                     _log.error("worker %d is ended: a program of session %s has run for %.1f s; the limit is %g s",
                                worker.pid, running.session, running.age_s, limit_s)
                     worker.end("max_run")
         self._told = late
 
-    def _tell(self, worker: _Watched, running: Running, limit_s: float) -> float:
+    def _tell(self, worker: _Watched, running: Running, limit_s: float, messages: TaskGroup) -> float:
         _log.warning("session %s is ended: its program has run for %.1f s; the limit is %g s", running.session,
                      running.age_s, limit_s)
         error = ProgramTimeoutError(
@@ -192,5 +193,5 @@ class RunWatch:
                  "to start a new session.")
         self._verdicts.add(running.key_digest, error)
         self._meters.end("max_run")
-        worker.tell(EndSession(running.session, error.code, error.summary, error.hint))
+        messages.start_soon(worker.tell, EndSession(running.session, error.code, error.summary, error.hint))
         return time.monotonic()

@@ -6,13 +6,21 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-
-from djinn_lib_service.kinds.transport import Channel
+from typing import Protocol
 
 __all__ = ("MAX_WAITING", "PendingHandshakes")
 
 MAX_WAITING = 128
 _log = logging.getLogger("djinn.server")
+
+
+class Pending(Protocol):
+    """A connection, or the task that performs its handshake."""
+
+    peer: str
+
+    def close(self) -> None:
+        """End it."""
 
 
 class PendingHandshakes:
@@ -21,7 +29,7 @@ class PendingHandshakes:
     A well-behaved client identifies itself within milliseconds, so it is hardly ever the one that is closed.
 
     Args:
-        places: Maximum number; each connection uses a thread, and at most 4 KiB of received data.
+        places: Maximum number; each connection uses at most 4 KiB of received data, and in a worker a thread.
         reject: Called for each connection that is closed to make room.
 
     Concurrency:
@@ -32,9 +40,9 @@ class PendingHandshakes:
         self._places = places
         self._reject = reject
         self._lock = threading.Lock()
-        self._waiting: weakref.WeakKeyDictionary[Channel, None] = weakref.WeakKeyDictionary()
+        self._waiting: weakref.WeakKeyDictionary[Pending, None] = weakref.WeakKeyDictionary()
 
-    def enter(self, channel: Channel) -> None:
+    def enter(self, channel: Pending) -> None:
         """Add a connection, which stays until it leaves or is gone."""
         with self._lock:
             oldest = next(iter(self._waiting.keys()), None) if len(self._waiting) >= self._places else None
@@ -46,7 +54,7 @@ class PendingHandshakes:
             self._reject()
             oldest.close()
 
-    def leave(self, channel: Channel) -> bool:
+    def leave(self, channel: Pending) -> bool:
         """Remove a connection, and return whether it was here."""
         with self._lock:
             return self._waiting.pop(channel, self) is None

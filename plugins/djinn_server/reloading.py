@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import anyio.to_thread
+import attrs
 from djinn_lib_server.options import ServeOptions, TlsOptions
 from djinn_lib_service.kinds.transport import Listener
 from djinn_lib_service.options import ListenOptions
@@ -38,6 +40,14 @@ class RenewableListener(Protocol):
         """
 
 
+@attrs.frozen
+class _Renewal:
+    """Files of TLS that were read again."""
+
+    certificate: bytes
+    authorities: str
+
+
 class Reloading:
     """Replaces a server's configuration, completely or not at all.
 
@@ -54,12 +64,12 @@ class Reloading:
         options: The server's current options.
 
     Concurrency:
-        One thread calls `reload`; any reads `options`.
+        One task of the event loop calls `reload`; any thread reads `options`.
     """
 
     def __init__(self, options: ServeOptions, read: Callable[[], tuple[ServeOptions, list[str]]],
                  check: Callable[[ServeOptions], object], listener: Listener, authentication: Authentication,
-                 supervisor: Supervisor, apply: Callable[[ServeOptions], None]) -> None:
+                 supervisor: Supervisor, apply: Callable[[ServeOptions], Awaitable[None]]) -> None:
         self.options = options
         self._read = read
         self._check = check
@@ -68,12 +78,26 @@ class Reloading:
         self._supervisor = supervisor
         self._apply = apply
 
-    def reload(self) -> None:
+    async def reload(self) -> None:
         """Read the configuration again and apply it. No session ends.
 
         Raises:
             ConfigurationError: The configuration is invalid; says why. The previous one then stays in use.
         """
+        options, renewal, use = await anyio.to_thread.run_sync(self._prepare)
+        self.options = options
+        use()
+        for worker in self._supervisor.renew(options):
+            if renewal is not None:
+                descriptor = _opened(worker.pair.encode() or renewal.certificate)
+                try:
+                    await worker.tell(Renew(renewal.authorities), descriptor)
+                finally:
+                    os.close(descriptor)
+        await self._apply(options)
+
+    def _prepare(self) -> tuple[ServeOptions, _Renewal | None, Callable[[], None]]:
+        """Read the configuration, and prepare to use it: everything that can fail."""
         options, left = self._read()
         self._check(options)
         tls = options.tls
@@ -88,16 +112,7 @@ class Reloading:
             self._listener.renew(tls.for_listening)
         for name in left:
             _log.warning("%s is another in the file, which takes a restart: it stays as it was", name)
-        self.options = options
-        use()
-        for worker in self._supervisor.renew(options):
-            if certificate:
-                descriptor = _opened(worker.pair.encode() or certificate)
-                try:
-                    worker.tell(Renew(authorities), descriptor)
-                finally:
-                    os.close(descriptor)
-        self._apply(options)
+        return options, _Renewal(certificate, authorities) if certificate else None, use
 
 
 def _read(path: str) -> bytes:

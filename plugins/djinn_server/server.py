@@ -30,11 +30,9 @@ from djinn.errors import (
     DjinnError,
     LimitError,
     ProtocolError,
-    RefusedError,
-    TransportError,
 )
 from djinn.kinds.transport import Transport
-from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello, Refusal
+from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello
 from djinn_server.board import mark_of
 from djinn_server.counters import Meter, Meters, WorkerReport, told_of_memory
 from djinn_server.draining import server_drains
@@ -43,8 +41,9 @@ from djinn_server.handshake import (
     HeldMemory,
     answer_again,
     answer_client,
+    greeting_of,
     peer_welcome,
-    receive_greeting,
+    refuse,
 )
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
@@ -54,7 +53,7 @@ from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import RunQueue, SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
 
-__all__ = ("Server", "refuse")
+__all__ = ("Server",)
 
 _GOODBYE = Goodbye()
 _OPTIONS = ServeOptions(memory=ServerMemoryOptions(keep_bytes=0))
@@ -276,7 +275,7 @@ class Server:
 
     def _converse(self, channel: Channel, meter: Meter) -> bool:
         """Serve a connection, and return whether it still belongs to this thread."""
-        greeted = receive_greeting(channel)
+        greeted = greeting_of(channel.receive())
         if greeted is None:
             return True
         sequence, greeting = greeted
@@ -417,24 +416,6 @@ class Server:
 
 def _nothing() -> None:
     pass
-
-
-def refuse(channel: Channel, error: Exception) -> None:
-    """Log why a connection ends, and inform the other side if it is still connected."""
-    if isinstance(error, TransportError) and not isinstance(error, RefusedError):
-        _log.info("%s: %s", channel.peer, printable(error))
-        return
-    if isinstance(error, DjinnError):
-        _log.warning("%s: refused: %s", channel.peer, printable(error))
-        refusal = Refusal(error.code, error.summary[:4000], error.hint[:4000],
-                          error.retry_after_s)
-    else:
-        refusal = Refusal(DjinnError.code, "The session failed inside the server.",
-                          "See the server's log; report it if it happens again.")
-    try:
-        channel.send(0, refusal)
-    except TransportError as left:
-        _log.info("%s: left before it could be told: %s", channel.peer, left)
 
 
 def _answer_next(channel: ResumableChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,

@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import signal
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Protocol
 
+import anyio
 import attrs
+from anyio.abc import TaskGroup
 
 from djinn.errors import DjinnError
 
-__all__ = ("Operated", "ServerLoop", "catch_signals")
+__all__ = ("SIGNALS", "Operated", "ServerLoop", "catch_signals")
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 TICK_S = 0.5
-"""How often to check that the listener and the parent process are still there."""
-DRAIN_TICK_S = 0.05
+"""How often to check that the parent process is still there, on systems that do not report its end."""
 _log = logging.getLogger("djinn.server")
 
 
 class Operated(Protocol):
     """A server; see `djinn_server.gateway.Gateway`."""
 
-    @property
-    def is_accepting(self) -> bool:
-        """Whether new connections are accepted."""
+    async def wait_ready(self) -> None:
+        """Wait until sessions can begin."""
 
-    @property
-    def is_drained(self) -> bool:
-        """Whether the last session has ended since `drain`."""
+    async def wait_failed(self) -> None:
+        """Wait until no connections are accepted any more."""
 
-    def drain(self) -> None:
-        """Refuse new sessions."""
+    async def drain(self) -> None:
+        """Refuse new sessions, and wait until the last one has ended."""
 
 
-def catch_signals() -> queue.SimpleQueue[int]:
-    """Put signals into a queue. A handler may call only `put`, since it may interrupt the queue's own `get`."""
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda caught, _: signals.put(caught))
-    return signals
+def catch_signals() -> list[signal.Signals]:
+    """Collect signals in a list, until an event loop receives them."""
+    caught: list[signal.Signals] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: caught.append(signal.Signals(number)))
+    return caught
 
 
 @attrs.define(eq=False)
@@ -51,74 +49,94 @@ class ServerLoop:
 
     Attributes:
         server: The server.
-        signals: The queue from `catch_signals`.
         reload: Applies a changed configuration; if it is invalid, raises a `DjinnError` and changes nothing.
         drain_s: Returns how long sessions may continue after SIGTERM, in seconds.
+        announce: Called when sessions can begin.
         parent: Process ID of the parent; the server stops when the parent ends. 0 for none.
     """
 
     server: Operated
-    signals: queue.SimpleQueue[int]
-    reload: Callable[[], None]
+    reload: Callable[[], Awaitable[None]]
     drain_s: Callable[[], float]
+    announce: Callable[[], None]
     parent: int = 0
-    _ends_at: float | None = attrs.field(default=None, init=False)
+    _is_draining: bool = attrs.field(default=False, init=False)
+    _status: int = attrs.field(default=0, init=False)
 
-    def run(self) -> int:
-        """Wait until the server has to stop, and return the exit status."""
-        while self.server.is_accepting:
-            if self._is_over():
-                return 0
-            try:
-                number = self.signals.get(timeout=TICK_S if self._ends_at is None else DRAIN_TICK_S)
-            except queue.Empty:
-                if not self._has_lost_its_parent():
-                    continue
-                number = signal.SIGTERM
-            if self._heed(number):
-                return 0
-        _log.error("stopping: the listener failed")  # no bug
-        return 1
+    async def run(self, signals: AsyncIterable[signal.Signals]) -> int:
+        """Wait until the server has to stop, and return the exit status.
 
-    def _has_lost_its_parent(self) -> bool:
-        """Whether the process that started this one has ended; ``True`` once."""
-        if not self.parent or os.getppid() == self.parent:
-            return False
+        Args:
+            signals: The signals, as they arrive.
+
+        Raises:
+            DjinnError: The server cannot start.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._heed_all, signals, tasks)
+            await self.server.wait_ready()
+            self.announce()
+            if self.parent:
+                tasks.start_soon(self._watch_parent, tasks)
+            await self.server.wait_failed()
+            _log.error("stopping: the listener failed")  # no bug
+            self._status = 1
+            tasks.cancel_scope.cancel()
+        return self._status
+
+    async def _heed_all(self, signals: AsyncIterable[signal.Signals], tasks: TaskGroup) -> None:
+        async for number in signals:
+            await self._heed(number, tasks)
+
+    async def _watch_parent(self, tasks: TaskGroup) -> None:
+        """Treat the end of the process that started this one as SIGTERM."""
+        await _await_end(self.parent)
         _log.warning("the process %d, which started this server, has ended", self.parent)
-        self.parent = 0
-        return True
+        await self._heed(signal.SIGTERM, tasks)
 
-    def _heed(self, number: int) -> bool:
-        """Handle a signal, and return whether the server must stop at once."""
-        name = signal.Signals(number).name
+    async def _heed(self, number: signal.Signals, tasks: TaskGroup) -> None:
         if number == signal.SIGHUP:
-            self._reload()
-            return False
+            await self._reload()
+            return
         drain_s = self.drain_s()
-        if number == signal.SIGINT or self._ends_at is not None or not drain_s:
-            _log.info("stopping: %s", name)
-            return True
-        self._ends_at = time.monotonic() + drain_s
-        _log.info("draining: %s; no session begins any more, and those that there are may go on for %g s", name,
+        if number == signal.SIGINT or self._is_draining or not drain_s:
+            _log.info("stopping: %s", number.name)
+            tasks.cancel_scope.cancel()
+            return
+        self._is_draining = True
+        _log.info("draining: %s; no session begins any more, and those that there are may go on for %g s", number.name,
                   drain_s)
-        self.server.drain()
-        return False
+        tasks.start_soon(self._drain, drain_s, tasks)
 
-    def _reload(self) -> None:
+    async def _drain(self, drain_s: float, tasks: TaskGroup) -> None:
+        with anyio.move_on_after(drain_s):
+            await self.server.drain()
+            _log.info("drained: the last session has ended")
+            tasks.cancel_scope.cancel()
+            return
+        _log.warning("the time to drain is over: the sessions that are left end")
+        tasks.cancel_scope.cancel()
+
+    async def _reload(self) -> None:
         try:
-            self.reload()
+            await self.reload()
         except DjinnError as error:
             _log.error("not reloaded, the configuration stays as it was: %s", error)  # no bug
         else:
             _log.info("reloaded")
 
-    def _is_over(self) -> bool:
-        if self._ends_at is None:
-            return False
-        if self.server.is_drained:
-            _log.info("drained: the last session has ended")
-            return True
-        if time.monotonic() >= self._ends_at:
-            _log.warning("the time to drain is over: the sessions that are left end")
-            return True
-        return False
+
+async def _await_end(parent: int) -> None:
+    """Wait until the parent process has ended."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except (AttributeError, OSError):
+        while os.getppid() == parent:  # noqa: ASYNC110  # the system reports no event
+            await anyio.sleep(TICK_S)
+        return
+    try:
+        # If it ended before, this may be another process by now.
+        if os.getppid() == parent:
+            await anyio.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)

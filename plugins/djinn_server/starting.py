@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from djinn_lib_server.tenants import Tenant
 
@@ -19,7 +19,9 @@ EVERY_S = 1.0
 """Interval of later notices; much shorter than any client's timeout for a silent server."""
 
 
-def await_worker(supervisor: Supervisor, tenant: Tenant, inform: Callable[[float], None]) -> Worker:
+async def await_worker(
+    supervisor: Supervisor, tenant: Tenant, inform: Callable[[float], Awaitable[None]]
+) -> Worker:
     """Return a tenant's worker as soon as it serves.
 
     The wait is limited by the supervisor's start timeout if a process is starting, and by `PATIENCE_S` if none is
@@ -36,10 +38,10 @@ def await_worker(supervisor: Supervisor, tenant: Tenant, inform: Callable[[float
     began, patience_s = time.monotonic(), FIRST_S
     while True:
         try:
-            return supervisor.worker_of(tenant, patience_s=patience_s)
+            return await supervisor.worker_of(tenant, patience_s=patience_s)
         except NoWorkerError as error:
             waited_s = time.monotonic() - began
             if waited_s >= (START_TIMEOUT_S if error.is_starting else PATIENCE_S):
                 raise
-            inform(waited_s)
+            await inform(waited_s)
             patience_s = EVERY_S

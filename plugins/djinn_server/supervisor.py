@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
-import threading
 import time
 
+import anyio
 import attrs
 import msgspec
 from djinn_lib_server.kinds.admission import AdmissionPolicy, ServerLoad
@@ -19,14 +19,16 @@ from djinn_lib_service.resumption import no_session
 
 from djinn.errors import DjinnError, RefusedError, TransportError
 from djinn_server.authentication import NoWorkerError
-from djinn_server.control import Drain, Setup, Stop
+from djinn_server.changes import Changes
+from djinn_server.control import ControlMessage, Drain, Setup, Stop
 from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
-from djinn_server.forkserver import ForkServer
+from djinn_server.event_loop import Tasks
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.oversight import Offenders
 from djinn_server.placement import default_places, least_loaded
+from djinn_server.spawning import ForkServer
 from djinn_server.tickets import KEY_BYTES
 from djinn_server.worker_process import Worker
 
@@ -51,7 +53,8 @@ class _Post:
 
     tenant: Tenant
     setup: Setup
-    thread: threading.Thread | None = None
+    ended: anyio.Event = attrs.field(factory=anyio.Event)
+    starting: anyio.CancelScope = attrs.field(factory=anyio.CancelScope)
     worker: Worker | None = None
     customer: LeaseClient | None = None
     device: int = 0
@@ -70,6 +73,7 @@ class Supervisor:
 
     Args:
         setup: What the setups of all workers have in common.
+        tasks: Where it attends to workers.
         environment: Environment variables of the workers.
         admission: Orders the turns on each device.
         ledger: Collects the workers' reports; the supervisor has its own by default.
@@ -81,10 +85,10 @@ class Supervisor:
         offenders: Clients that have to wait because their programs killed a worker.
 
     Concurrency:
-        Any thread.
+        Tasks of one event loop; any thread calls `why_not_ready` and `load`.
     """
 
-    def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, *,
+    def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, tasks: Tasks, *,
                  ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
                  exchange: Exchange | None = None) -> None:
         self.ledger = ledger or MetricsStore()
@@ -98,12 +102,19 @@ class Supervisor:
         self._environment = environment
         self._forkserver = forkserver
         self._exchange = exchange
-        self._changed = threading.Condition()
+        self._tasks = tasks
+        self._changes = Changes()
         self._posts: dict[str, _Post] = {}
         self._stopping = False
         self._draining = False
 
-    def worker_of(self, tenant: Tenant, *, patience_s: float | None = PATIENCE_S, is_first: bool = False) -> Worker:
+    def begin(self) -> None:
+        """Begin to listen to the forkserver."""
+        if self._forkserver is not None:
+            self._tasks.spawn(self._forkserver.run)
+
+    async def worker_of(self, tenant: Tenant, *, patience_s: float | None = PATIENCE_S, is_first: bool = False
+                        ) -> Worker:
         """Return a tenant's worker as soon as it serves.
 
         Args:
@@ -115,36 +126,40 @@ class Supervisor:
             RefusedError: No worker serves at the moment: a `NoWorkerError` if one may soon.
             DjinnError: The reason why the worker could not start, if ``is_first``.
         """
-        with self._changed:
-            if self._draining:
-                raise server_drains()
-            post = self._posts.get(tenant.name)
-            if post is not None and not self._stopping and (post.is_ending or post.tenant.key != tenant.key):
-                # The worker of an earlier tenant of that name, or this tenant's last one, ends while the new one
-                # starts.
-                if not post.is_ending:
-                    threading.Thread(target=self._end, args=(post, DISPLACED_S, token_ended()), daemon=True).start()
-                post = None
-            if post is None and not self._stopping:
-                post = self._posts[tenant.name] = _Post(tenant, self._setup_for(tenant))
-                post.thread = threading.Thread(target=self._attend, args=(post,), name="djinn-supervisor", daemon=True)
-                post.thread.start()
-            self._changed.wait_for(
-                lambda: post is None or post.is_ready or post.is_ending or self._draining or (
+        if self._draining:
+            raise server_drains()
+        post = self._post_of(tenant)
+        if post is not None:
+            await self._changes.wait_for(
+                lambda: post.is_ready or post.is_ending or self._draining or (
                     is_first and post.problem is not None), patience_s)
-            if post is not None and post.is_ready and post.worker is not None:
+            if post.is_ready and post.worker is not None:
                 return post.worker
-            if is_first and post is not None and post.problem is not None:
+            if is_first and post.problem is not None:
                 raise post.problem
-            if self._draining:
-                raise server_drains()
-            if post is None or post.is_ending:
-                raise RefusedError("The tenant's sessions, or the server, are ending.", hint="Try again in a second.",
-                                   retry_after_s=1.0)
-            error = NoWorkerError("The server has no worker for this session at the moment.",
-                                  hint="Try again in a few seconds; the server's log says why.")
-            error.is_starting = post.worker is not None
-            raise error
+        if self._draining:
+            raise server_drains()
+        if post is None or post.is_ending:
+            raise RefusedError("The tenant's sessions, or the server, are ending.", hint="Try again in a second.",
+                               retry_after_s=1.0)
+        error = NoWorkerError("The server has no worker for this session at the moment.",
+                              hint="Try again in a few seconds; the server's log says why.")
+        error.is_starting = post.worker is not None
+        raise error
+
+    def _post_of(self, tenant: Tenant) -> _Post | None:
+        """Return a tenant's post, a new one if there is none; ``None`` when the server stops."""
+        if self._stopping:
+            return None
+        post = self._posts.get(tenant.name)
+        if post is not None and not post.is_ending and post.tenant.key == tenant.key:
+            return post
+        # The worker of an earlier tenant of that name, or this tenant's last one, ends while the new one starts.
+        if post is not None and not post.is_ending:
+            self._tasks.spawn(self._end, post, DISPLACED_S, token_ended())
+        post = self._posts[tenant.name] = _Post(tenant, self._setup_for(tenant))
+        self._tasks.spawn(self._attend, post)
+        return post
 
     def present_worker(self, tenant: Tenant) -> Worker:
         """Return a tenant's worker if it is serving now.
@@ -152,11 +167,10 @@ class Supervisor:
         Raises:
             RefusedError: No worker is serving, so there are no sessions either.
         """
-        with self._changed:
-            post = self._posts.get(tenant.name)
-            if post is None or post.tenant.key != tenant.key or not post.is_ready or post.worker is None:
-                raise no_session()
-            return post.worker
+        post = self._posts.get(tenant.name)
+        if post is None or post.tenant.key != tenant.key or not post.is_ready or post.worker is None:
+            raise no_session()
+        return post.worker
 
     def worker_with(self, mailbox: bytes) -> Worker:
         """Return the worker that a mailbox belongs to, by the prefix of its key.
@@ -164,26 +178,23 @@ class Supervisor:
         Raises:
             RefusedError: No worker has that prefix.
         """
-        with self._changed:
-            for post in self._posts.values():
-                if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
-                    return post.worker
+        for post in self._posts.values():
+            if post.worker is not None and post.is_ready and mailbox.startswith(post.worker.mailbox_prefix):
+                return post.worker
         raise no_mailbox()
 
     def _setup_for(self, tenant: Tenant) -> Setup:
         return msgspec.structs.replace(self._setup, tenant=tenant.name, limits=tenant.limits)
 
     def _new_prefix(self) -> bytes:
-        with self._changed:
-            used = {post.worker.mailbox_prefix for post in self._posts.values() if post.worker is not None}
+        used = {post.worker.mailbox_prefix for post in self._posts.values() if post.worker is not None}
         while (made := secrets.token_bytes(PREFIX_BYTES)) in used:
             pass
         return made
 
     def why_not_ready(self) -> str:
         """Say why sessions cannot begin: workers are needed, and none serves. Empty if sessions can begin."""
-        with self._changed:
-            posts = list(self._posts.values())
+        posts = list(self._posts.values())
         if self._stopping:
             return "The server is ending."
         if self._draining:
@@ -194,14 +205,12 @@ class Supervisor:
 
     def workers(self) -> list[tuple[Tenant, Worker]]:
         """List the workers that are serving."""
-        with self._changed:
-            return [(post.tenant, post.worker) for post in self._posts.values()
-                    if post.is_ready and post.worker is not None]
+        return [(post.tenant, post.worker) for post in list(self._posts.values())
+                if post.is_ready and post.worker is not None]
 
     def tenants(self) -> list[Tenant]:
         """List the tenants that have workers."""
-        with self._changed:
-            return [post.tenant for post in self._posts.values()]
+        return [post.tenant for post in self._posts.values()]
 
     def load(self, tenant: Tenant) -> ServerLoad:
         """Return the load when a session of a tenant is about to begin."""
@@ -209,29 +218,26 @@ class Supervisor:
         return ServerLoad(sessions.get(tenant.name, 0), sum(sessions.values()), len(self.workers()),
                           self._desk.waiting())
 
-    def change(self, tenant: Tenant) -> None:
+    async def change(self, tenant: Tenant) -> None:
         """Apply a tenant's new limits and weight to its worker."""
-        with self._changed:
-            post = self._posts.get(tenant.name)
-            if post is None or post.tenant == tenant or post.tenant.key != tenant.key:
-                return
-            post.tenant, post.setup = tenant, msgspec.structs.replace(post.setup, limits=tenant.limits)
-            worker, customer = post.worker, post.customer
-        if worker is not None:
-            worker.tell(tenant.limits)
-        if customer is not None:
-            self._desk.reweigh(customer, tenant.weight)
+        post = self._posts.get(tenant.name)
+        if post is None or post.tenant == tenant or post.tenant.key != tenant.key:
+            return
+        post.tenant, post.setup = tenant, msgspec.structs.replace(post.setup, limits=tenant.limits)
+        if post.customer is not None:
+            self._desk.reweigh(post.customer, tenant.weight)
+        if post.worker is not None:
+            await post.worker.tell(tenant.limits)
 
-    def tell(self, tenant: Tenant, message: msgspec.Struct) -> bool:
+    async def tell(self, tenant: Tenant, message: ControlMessage) -> bool:
         """Send a message to a tenant's worker, and return whether it has one."""
-        with self._changed:
-            post = self._posts.get(tenant.name)
-            worker = post.worker if post is not None and post.tenant.key == tenant.key else None
+        post = self._posts.get(tenant.name)
+        worker = post.worker if post is not None and post.tenant.key == tenant.key else None
         if worker is not None:
-            worker.tell(message)
+            await worker.tell(message)
         return worker is not None
 
-    def end(self, tenant: Tenant, timeout_s: float, why: DjinnError | None = None) -> bool:
+    async def end(self, tenant: Tenant, timeout_s: float, why: DjinnError | None = None) -> bool:
         """End a tenant's worker and its sessions.
 
         Args:
@@ -242,137 +248,147 @@ class Supervisor:
         Returns:
             Whether the worker exited in time; otherwise it is killed.
         """
-        with self._changed:
-            post = self._posts.get(tenant.name)
-        return post is None or post.tenant.key != tenant.key or self._end(post, timeout_s, why)
+        post = self._posts.get(tenant.name)
+        return post is None or post.tenant.key != tenant.key or await self._end(post, timeout_s, why)
 
-    def _end(self, post: _Post, timeout_s: float, why: DjinnError | None = None) -> bool:
-        with self._changed:
-            post.is_ending = True
-            self._changed.notify_all()
-            worker, thread, customer = post.worker, post.thread, post.customer
-        if customer is not None:
+    async def _end(self, post: _Post, timeout_s: float, why: DjinnError | None = None) -> bool:
+        post.is_ending = True
+        self._changes.notify()
+        post.starting.cancel()
+        worker = post.worker
+        if post.customer is not None:
             # Other tenants need not wait for programs that this worker still runs.
-            self._desk.leave(customer)
-        if worker is not None:
-            worker.tell(Stop(timeout_s) if why is None else Stop(timeout_s, why.code, why.summary, why.hint))
-            if not post.is_ready:
-                worker.kill()
-        if thread is None:
+            self._desk.leave(post.customer)
+        with anyio.move_on_after(timeout_s + 1):
+            if worker is not None:
+                if not post.is_ready:
+                    worker.kill()
+                await worker.tell(Stop(timeout_s) if why is None else Stop(timeout_s, why.code, why.summary, why.hint))
+            await post.ended.wait()
             return True
-        thread.join(timeout_s + 1)
-        if ended := not thread.is_alive():
-            return ended
         _log.warning("worker %d does not end: killed", worker.pid if worker is not None else 0)
         if worker is not None:
             worker.kill()
-        thread.join(1)
+        with anyio.move_on_after(1):
+            await post.ended.wait()
         return False
 
     def renew(self, options: ServeOptions) -> list[Worker]:
         """Use other options for later workers, and return the workers that run now."""
-        with self._changed:
-            self._setup = msgspec.structs.replace(self._setup, options=options.without_token())
-            for post in self._posts.values():
-                post.setup = self._setup_for(post.tenant)
-            return [post.worker for post in self._posts.values() if post.worker is not None]
+        self._setup = msgspec.structs.replace(self._setup, options=options.without_token())
+        for post in self._posts.values():
+            post.setup = self._setup_for(post.tenant)
+        return [post.worker for post in self._posts.values() if post.worker is not None]
 
-    def drain(self) -> None:
+    async def drain(self) -> None:
         """Refuse new sessions. Existing sessions can still be resumed when their connections break."""
-        with self._changed:
-            self._draining = True
-            self._changed.notify_all()
-            workers = [post.worker for post in self._posts.values() if post.worker is not None]
-        for worker in workers:
-            worker.tell(Drain())
+        self._draining = True
+        self._changes.notify()
+        async with anyio.create_task_group() as messages:
+            for post in self._posts.values():
+                if post.worker is not None:
+                    messages.start_soon(post.worker.tell, Drain())
+
+    async def wait_drained(self) -> None:
+        """Wait until the last session has ended since `drain`."""
+        await self._changes.wait_for(lambda: self.is_drained)
 
     @property
     def is_drained(self) -> bool:
         """Whether the last session has ended since `drain`."""
-        with self._changed:
-            # A worker that is not serving has no sessions.
-            return self._draining and all(post.is_drained or not post.is_ready for post in self._posts.values())
+        # A worker that is not serving has no sessions.
+        return self._draining and all(post.is_drained or not post.is_ready for post in self._posts.values())
 
-    def stop(self, timeout_s: float) -> bool:
+    async def stop(self, timeout_s: float) -> bool:
         """End all workers, and return whether all of them exited in time."""
-        with self._changed:
-            self._stopping = True
+        self._stopping = True
         ended: list[bool] = []
-        threads = [threading.Thread(target=lambda tenant=tenant: ended.append(self.end(tenant, timeout_s)))
-                   for tenant in self.tenants()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+
+        async def end(tenant: Tenant) -> None:
+            ended.append(await self.end(tenant, timeout_s))
+
+        async with anyio.create_task_group() as ending:
+            for tenant in self.tenants():
+                ending.start_soon(end, tenant)
         self._desk.close()
         return all(ended)
 
-    def _attend(self, post: _Post) -> None:
+    async def _attend(self, post: _Post) -> None:
         """Run one worker after another until the post ends."""
-        while not post.is_ending:
-            served_s = self._run_once(post)
-            if post.is_ending:
-                break
-            if served_s > MAX_DELAY_S or post.is_excused:
-                post.failures = 0
-            post.failures, post.is_excused = post.failures + 1, False
-            delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(post.failures - 1, 16))
-            _log.warning("%sanother worker starts in %g s", _for(post.tenant), delay_s)
-            with self._changed:
-                self._changed.wait_for(lambda: post.is_ending, delay_s)
-        with self._changed:
+        try:
+            while not post.is_ending:
+                served_s = await self._run_once(post)
+                if post.is_ending:
+                    break
+                if served_s > MAX_DELAY_S or post.is_excused:
+                    post.failures = 0
+                post.failures, post.is_excused = post.failures + 1, False
+                delay_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2 ** min(post.failures - 1, 16))
+                _log.warning("%sanother worker starts in %g s", _for(post.tenant), delay_s)
+                await self._changes.wait_for(lambda: post.is_ending, delay_s)
+        finally:
             if self._posts.get(post.tenant.name) is post:
                 del self._posts[post.tenant.name]
-            self._changed.notify_all()
+            post.is_ending = True
+            post.ended.set()
+            self._changes.notify()
 
-    def _run_once(self, post: _Post) -> float:
+    async def _run_once(self, post: _Post) -> float:
         """Run one worker until it ends, and return how long it served."""
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix(), device=self._device_for(post))
-        try:
-            worker = Worker(setup, self._environment, self._forkserver)
-        except OSError as error:
-            self._note(post, TransportError(f"No worker could be started: {error}."))
+        worker = None
+        with anyio.CancelScope() as post.starting:
+            try:
+                worker = await Worker.begin(setup, self._environment, self._forkserver)
+            except OSError as error:
+                self._note(post, TransportError(f"No worker could be started: {error}."))
+        if worker is None:
             return 0.0
-        with self._changed:
-            post.worker = worker
+        post.worker = worker
         if post.is_ending:
             worker.kill()
         try:
-            worker.await_ready()
+            await worker.await_ready()
         except DjinnError as error:
             worker.kill()
-            worker.reap()
+            await worker.reap()
             self._note(post, error)
             return 0.0
         began = time.monotonic()
         where = f" on {setup.device} ({post.device})" if len(self._devices) > 1 else ""
         _log.info("%sworker %d serves%s", _for(post.tenant), worker.pid, where)
-        customer = LeaseClient(post.tenant.name, post.device, worker.tell, worker.is_stopped)
-        self._desk.join(customer, post.tenant.weight)
-        with self._changed:
-            post.customer = customer
-        self._note(post, None, is_ready=True)
-        if self._draining:
-            worker.tell(Drain())
-        account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
-        worker.watch(account.heed, self._desk, customer, lambda: self._drained(post), self._exchange)
-        # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
-        self.ledger.close(account)
-        self._desk.leave(customer)
-        self._note(post, None)
+        await self._attend_sessions(post, worker, setup)
         # A worker that has closed its standard input will not serve again.
         if not post.is_ending:
             worker.kill()
-        status = worker.reap()
+        status = await worker.reap()
         if not post.is_ending:
             self.ledger.restarted(post.tenant.name, worker.cause or (_told(status) if status < 0 else "exit"))
             post.is_excused = self._blame(post, worker)
         (_log.info if post.is_ending else _log.error)(  # no bug
             "%sworker %d has ended: %s", _for(post.tenant), worker.pid, _told(status))
-        with self._changed:
-            post.worker = post.customer = None
+        post.worker = post.customer = None
         return time.monotonic() - began
+
+    async def _attend_sessions(self, post: _Post, worker: Worker, setup: Setup) -> None:
+        """Attend to a worker that serves, until it ends."""
+        customer = post.customer = None if worker.turns is None else LeaseClient(
+            post.tenant.name, post.device, worker.turns, worker.is_stopped)
+        if customer is not None:
+            self._desk.join(customer, post.tenant.weight)
+        self._note(post, None, is_ready=True)
+        if self._draining:
+            await worker.tell(Drain())
+        account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
+        try:
+            await worker.watch(account.heed, lambda: self._drained(post), self._exchange)
+        finally:
+            # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
+            self.ledger.close(account)
+            if customer is not None:
+                self._desk.leave(customer)
+            self._note(post, None)
 
     def _blame(self, post: _Post, worker: Worker) -> bool:
         """Delay the owner of the program that a worker died of, and return whether that owner is known.
@@ -389,15 +405,14 @@ class Supervisor:
         return True
 
     def _drained(self, post: _Post) -> None:
-        with self._changed:
-            post.is_drained = True
+        post.is_drained = True
+        self._changes.notify()
 
     def _device_for(self, post: _Post) -> str:
         """Choose a device for a worker. A new worker may get another device, since its sessions have no values yet."""
-        with self._changed:
-            others = [other.device for other in self._posts.values() if other is not post and other.is_placed]
-            post.device = least_loaded(self.ledger.loads([others.count(n) for n in range(len(self._devices))]))
-            post.is_placed = True
+        others = [other.device for other in self._posts.values() if other is not post and other.is_placed]
+        post.device = least_loaded(self.ledger.loads([others.count(n) for n in range(len(self._devices))]))
+        post.is_placed = True
         return self._devices[post.device]
 
     def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
@@ -405,11 +420,10 @@ class Supervisor:
             _log.error("%sa worker could not begin: %s", _for(post.tenant), problem)
             if not post.is_ending:
                 self.ledger.restarted(post.tenant.name, "start")
-        with self._changed:
-            post.problem, post.is_ready = problem, is_ready
-            if problem is not None:
-                post.worker = None
-            self._changed.notify_all()
+        post.problem, post.is_ready = problem, is_ready
+        if problem is not None:
+            post.worker = None
+        self._changes.notify()
 
 
 def _for(tenant: Tenant) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -14,7 +12,7 @@ from djinn_lib_server.tenants import AuthenticatedClient, Tenant, token_ended
 from djinn.errors import TokenEndedError
 from djinn_server.authentication import Authentication
 from djinn_server.control import EndSessions
-from djinn_server.event_loop import EventLoop
+from djinn_server.event_loop import Tasks
 from djinn_server.supervisor import Supervisor
 
 __all__ = ("TenantWatch",)
@@ -33,17 +31,16 @@ class TenantWatch:
     Args:
         authentication: Says whose token has ended.
         supervisor: Manages the workers.
-        loop: Where tasks run.
+        tasks: Where sessions end.
 
     Concurrency:
-        `run` is a task; `let_in` and `look` are called by any thread.
+        Tasks of one event loop.
     """
 
-    def __init__(self, authentication: Authentication, supervisor: Supervisor, loop: EventLoop) -> None:
+    def __init__(self, authentication: Authentication, supervisor: Supervisor, tasks: Tasks) -> None:
         self._authentication = authentication
         self._supervisor = supervisor
-        self._loop = loop
-        self._lock = threading.Lock()
+        self._tasks = tasks
         self._used: dict[tuple[str, str, bytes], float | None] = {}
         """When a token expires that has admitted sessions; by name and key of its tenant, and its identity."""
         self._ending: set[str] = set()
@@ -52,46 +49,49 @@ class TenantWatch:
         """Watch until cancelled."""
         while True:
             await anyio.sleep(LOOK_S)
-            # An authenticator may read files, or ask other services.
-            await anyio.to_thread.run_sync(self.look, abandon_on_cancel=True)
+            await self.look()
 
     def let_in(self, client: AuthenticatedClient) -> None:
         """Record that a token has admitted a new or resumed session of a tenant."""
-        with self._lock:
-            self._used[client.tenant.name, client.tenant.key, client.token] = client.expires_s
+        self._used[client.tenant.name, client.tenant.key, client.token] = client.expires_s
 
-    def look(self) -> None:
+    async def look(self) -> None:
         """End sessions and send limits where that is due."""
-        for tenant in self._supervisor.tenants():
-            now = self._authentication.current(tenant)
+        # An authenticator may read files, or ask other services.
+        current, ended = await anyio.to_thread.run_sync(
+            self._ask, self._supervisor.tenants(), dict(self._used), abandon_on_cancel=True)
+        for tenant, now, why in current:
             if now is not None:
-                self._supervisor.change(now)
-            else:
-                self._begin_end(tenant)
-        with self._lock:
-            used = list(self._used.items())
-        for (name, key, token), expires_s in used:
-            tenant = Tenant(name, key=key)
+                await self._supervisor.change(now)
+            elif tenant.key not in self._ending:
+                self._ending.add(tenant.key)
+                _log.warning("%s: %s All sessions of this tenant end.", tenant.name, "" if why is None else why.summary)
+                self._tasks.spawn(self._end, tenant, why)
+        for (name, key, token), ending in ended.items():
+            self._used.pop((name, key, token), None)
+            message = EndSessions(token, ending.code, ending.summary, ending.hint)
+            if await self._supervisor.tell(Tenant(name, key=key), message):
+                _log.warning("%s: %s Sessions that were let in by it end.", name, ending.summary)
+
+    def _ask(
+        self, tenants: list[Tenant], used: dict[tuple[str, str, bytes], float | None]
+    ) -> tuple[list[tuple[Tenant, Tenant | None, TokenEndedError | None]],
+               dict[tuple[str, str, bytes], TokenEndedError]]:
+        """Ask the authenticator for the tenants' current limits, and for the tokens that have ended."""
+        ended: dict[tuple[str, str, bytes], TokenEndedError] = {}
+        for (name, key, token), expires_s in used.items():
             why = (token_ended(expires_s) if expires_s is not None and expires_s <= time.time()
-                   else self._authentication.why_ended(tenant, token))
+                   else self._authentication.why_ended(Tenant(name, key=key), token))
             if why is not None:
-                with self._lock:
-                    self._used.pop((name, key, token), None)
-                if self._supervisor.tell(tenant, EndSessions(token, why.code, why.summary, why.hint)):
-                    _log.warning("%s: %s Sessions that were let in by it end.", name, why.summary)
+                ended[name, key, token] = why
+        current: list[tuple[Tenant, Tenant | None, TokenEndedError | None]] = []
+        for tenant in tenants:
+            now = self._authentication.current(tenant)
+            current.append((tenant, now, self._authentication.why_ended(tenant, b"") if now is None else None))
+        return current, ended
 
-    def _begin_end(self, tenant: Tenant) -> None:
-        with self._lock:
-            if tenant.key in self._ending:
-                return
-            self._ending.add(tenant.key)
-        why = self._authentication.why_ended(tenant, b"")
-        _log.warning("%s: %s All sessions of this tenant end.", tenant.name, "" if why is None else why.summary)
-        self._loop.spawn(partial(anyio.to_thread.run_sync, abandon_on_cancel=True), partial(self._end, tenant, why))
-
-    def _end(self, tenant: Tenant, why: TokenEndedError | None) -> None:
+    async def _end(self, tenant: Tenant, why: TokenEndedError | None) -> None:
         try:
-            self._supervisor.end(tenant, END_TIMEOUT_S, why)
+            await self._supervisor.end(tenant, END_TIMEOUT_S, why)
         finally:
-            with self._lock:
-                self._ending.discard(tenant.key)
+            self._ending.discard(tenant.key)

@@ -32,7 +32,6 @@ from djinn_server.board import Board
 from djinn_server.certificates import placed
 from djinn_server.control import (
     Ask,
-    Control,
     Dialed,
     EndSession,
     Failed,
@@ -45,8 +44,11 @@ from djinn_server.control import (
     Seen,
     Setup,
     Stop,
+    Taken,
+    TurnChannel,
     ignore_signals,
 )
+from djinn_server.control_channel import Control
 from djinn_server.counters import Meters, Reporter
 from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
@@ -150,23 +152,26 @@ def main() -> None:
     if received is None or not isinstance(received[0], Setup):
         sys.exit(1)
     setup, board = received[0], received[1]
+    turns = _turns(control) if setup.takes_turns else None
     write_to(sys.stderr, setup.options.operator.log_format, role="worker",
              **({"tenant": setup.tenant} if setup.tenant else {}))
     this_machine()  # cached here: its file cannot be read inside the sandbox
     fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line = _open(setup, control, _board(board), fence, dialer)
+        server, inlet, allowances, line = _open(setup, turns, _board(board), fence, dialer)
         fence.seal()
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
         sys.exit(1)
+    if turns is not None:
+        threading.Thread(target=turns.run, args=(line,), name="djinn-turns", daemon=True).start()
     server.start()
     control.send(Ready(server.device, inlet.address))
     reporter = Reporter(server.report, control.send)
     reporter.start()
     orders = Orders(control, server, inlet.grants, inlet.listener)
-    stop = _obey(control, inlet.hand, allowances, line, server.limit_memory, dialer, server.sessions, orders)
+    stop = _obey(control, inlet.hand, allowances, server.limit_memory, dialer, server.sessions, orders)
     stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
@@ -179,6 +184,15 @@ class GatewayTurns:
 
     def __init__(self, control: Control) -> None:
         self._control = control
+
+    def run(self, line: RunQueue) -> None:
+        """Receive turns until the gateway is gone."""
+        while (received := self._control.receive()) is not None:
+            message = received[0]
+            if isinstance(message, Grant):
+                line.granted(message.turn)
+            elif isinstance(message, RevokeDevice):
+                line.recalled(message.turn, message.left_s)
 
     def ask(self) -> None:
         """Ask for a turn."""
@@ -197,7 +211,7 @@ class GatewayTurns:
 
 
 def _obey(
-    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances, line: RunQueue,
+    control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances,
     limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
 ) -> Stop:
     """Carry out the gateway's orders until it orders the worker to stop."""
@@ -205,13 +219,11 @@ def _obey(
         message, descriptor = received
         if isinstance(message, Incoming) and descriptor is not None:
             try:
+                # First: if this process dies in between, no other may answer a client that may have got an answer.
+                control.send(Taken(message.number))
                 hand(descriptor, message)
             except OSError as error:
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
-        elif isinstance(message, Grant):
-            line.granted(message.turn)
-        elif isinstance(message, RevokeDevice):
-            line.recalled(message.turn, message.left_s)
         elif isinstance(message, Dialed):
             dialer.answered(message, descriptor)
         elif isinstance(message, Limits):
@@ -231,7 +243,7 @@ def _obey(
 
 
 def _open(
-    setup: Setup, control: Control, board: Board | None, fence: Fence, dialer: Dialer,
+    setup: Setup, turns: GatewayTurns | None, board: Board | None, fence: Fence, dialer: Dialer,
 ) -> tuple[Server, PassedSocketListener, Allowances, RunQueue]:
     from djinn.plugins import Plugins
     from djinn.session.logs import configure
@@ -257,7 +269,7 @@ def _open(
     meters, grants = Meters(), Grants()
     inlet = PassedSocketListener(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
     allowances = Allowances(setup.limits, meters.reject)
-    line = RunQueue(GatewayTurns(control) if setup.takes_turns else None, limits=lambda: allowances.limits,
+    line = RunQueue(turns, limits=lambda: allowances.limits,
                     settle=executor.settle if isinstance(executor, SupportsSettling) else _nothing,
                     reject=meters.reject,
                     board=board)
@@ -277,6 +289,18 @@ def _try(executor: Executor) -> None:
     import torch
 
     executor.get(executor.put(torch.ones(1)))
+
+
+def _turns(control: Control) -> GatewayTurns:
+    """Receive the channel for turns.
+
+    Raises:
+        SystemExit: The gateway is gone.
+    """
+    received = control.receive()
+    if received is None or not isinstance(received[0], TurnChannel) or received[1] is None:
+        sys.exit(1)
+    return GatewayTurns(Control(socket.socket(fileno=received[1])))
 
 
 def _board(descriptor: int | None) -> Board | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
+import anyio
+import anyio.to_thread
+import attrs
 import msgspec
 from djinn_lib_service.kinds.transport import Channel, SupportsHandover
 
@@ -20,33 +19,66 @@ from djinn import errors
 from djinn.errors import DjinnError, TransportError
 from djinn.wire.messages import Hello, PeerHello, Redirect
 from djinn_server.board import Board
-from djinn_server.certificates import make_pair, why_none
+from djinn_server.certificates import Pair, make_pair, why_none
+from djinn_server.changes import Changes
 from djinn_server.control import (
-    Ask,
-    Control,
+    ControlMessage,
     Dial,
     Drained,
     Failed,
-    GiveBack,
     Incoming,
     Look,
     Ready,
     Seen,
     SessionState,
     Setup,
+    Taken,
+    TurnChannel,
 )
+from djinn_server.control_channel import AwaitedControl
 from djinn_server.counters import WorkerReport
-from djinn_server.device_leases import LeaseClient, LeaseManager
 from djinn_server.dialing import Exchange
-from djinn_server.forkserver import Child, ForkServer
+from djinn_server.handshake import send_to
+from djinn_server.spawning import ForkServer, WorkerProcess, start_process
 from djinn_server.tickets import issue
 
-__all__ = ("START_TIMEOUT_S", "Worker")
+__all__ = ("START_TIMEOUT_S", "Connected", "Worker")
 
 START_TIMEOUT_S = 120.0
 """How long a worker may take to start; initializing a device can be slow."""
+TAKE_TIMEOUT_S = 5.0
+"""How long to keep a connection for the next worker while this one does not say that it takes it."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 _log = logging.getLogger("djinn.server")
+
+
+@attrs.frozen
+class Connected:
+    """A connection whose client was admitted.
+
+    Attributes:
+        descriptor: Its descriptor, which the holder closes.
+        peer: The address at the other end.
+        received: The bytes already read from it, the greeting included.
+        token: The token that admitted its client.
+    """
+
+    descriptor: int
+    peer: str
+    received: bytes
+    token: bytes
+
+    @classmethod
+    def of(cls, channel: SupportsHandover, sequence: int, greeting: Hello | PeerHello, token: bytes) -> Self:
+        """Take a connection from its channel.
+
+        Raises:
+            TransportError: It was closed.
+        """
+        if isinstance(greeting, Hello):
+            greeting = msgspec.structs.replace(greeting, token="")
+        descriptor, received = channel.detach(sequence, greeting)
+        return cls(descriptor, channel.peer, received, token)
 
 
 class Worker:
@@ -54,124 +86,178 @@ class Worker:
 
     Args:
         setup: Its configuration.
-        environment: Its environment variables.
-        forkserver: Forks the process, if there is one.
+        process: The process.
+        control: The channel to it.
+        board: Shows which session's program it runs.
+        pair: Its own certificate and key; ``None`` if it uses the server's.
+        turns: The gateway's end of the channel for its turns, if it takes turns.
 
     Attributes:
         mailbox_prefix: Prefix of the keys of its mailboxes.
-        board: Shows which session's program it runs.
+        board: As above.
         cause: Why the gateway killed it, if it did.
         pair: Its own certificate and key, as PEM; empty if it uses the server's.
+        turns: As above; owned by whoever takes it.
 
-    Raises:
-        OSError: The process could not be started.
+    Concurrency:
+        Tasks of one event loop; any thread calls `is_stopped` and `kill`.
     """
 
-    def __init__(self, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None) -> None:
-        self._key = setup.ticket_key
+    def __init__(self, setup: Setup, process: WorkerProcess, control: AwaitedControl, board: Board, pair: Pair | None,
+                 turns: socket.socket | None) -> None:
         self.mailbox_prefix = setup.mailbox_prefix
-        self.board, descriptor = Board.create()
+        self.board = board
         self.cause = ""
-        self._certificate = self.pair = ""
-        if setup.options.tls.cert and not why_none():
-            pair = make_pair()
-            self._certificate, self.pair = pair.certificate, pair.certificate + pair.key
-            setup = msgspec.structs.replace(setup, tls_pair=self.pair)
+        self.pair = setup.tls_pair
+        self.turns = turns
+        self._key = setup.ticket_key
+        self._certificate = "" if pair is None else pair.certificate
+        self._process = process
+        self._control = control
         self._port = ""
-        self._looking = threading.Lock()
+        self._looking = anyio.Lock()
         self._looks = 0
-        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        self._sessions_seen: tuple[SessionState, ...] | None = None
+        self._has_seen = anyio.Event()
+        self._handed = 0
+        self._not_taken: set[int] = set()
+        """Numbers of connections that were handed over and not taken yet."""
+        self._changes = Changes()
+        self._is_gone = False
+
+    @classmethod
+    async def begin(cls, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None) -> Self:
+        """Start a process, and send it its configuration.
+
+        Args:
+            setup: The configuration.
+            environment: Its environment variables.
+            forkserver: Forks the process, if there is one.
+
+        Raises:
+            OSError: The process could not be started.
+        """
+        pair = None
+        if setup.options.tls.cert and not why_none():
+            pair = await anyio.to_thread.run_sync(make_pair)
+            setup = msgspec.structs.replace(setup, tls_pair=pair.certificate + pair.key)
+        board, descriptor = Board.create()
+        turns, theirs = socket.socketpair() if setup.takes_turns else (None, None)
+        process: WorkerProcess | None = None
         try:
-            self._process, ours = _begin(environment, forkserver)
-            self._control = Control(ours)
-            self._control.send(setup, descriptor)
+            process, ours = await start_process(environment, forkserver)
+            control = AwaitedControl(ours)
+            await control.send(setup, descriptor)
+            if theirs is not None:
+                await control.send(TurnChannel(), theirs.fileno())
+            return cls(setup, process, control, board, pair, turns)
+        except BaseException:
+            if process is not None:
+                process.kill()
+            raise
         finally:
             os.close(descriptor)
+            if theirs is not None:
+                theirs.close()
 
     @property
     def pid(self) -> int:
         """Its process ID."""
         return self._process.pid
 
-    def await_ready(self) -> None:
+    async def await_ready(self) -> None:
         """Wait until it serves.
 
         Raises:
             DjinnError: It could not start, or died.
         """
-        patience = threading.Timer(START_TIMEOUT_S, self._process.kill)
-        patience.daemon = True
-        patience.start()
-        received = self._control.receive()
-        patience.cancel()
-        message = received[0] if received is not None else None
+        message: ControlMessage | None = None
+        with anyio.move_on_after(START_TIMEOUT_S):
+            received = await self._control.receive()
+            message = received[0] if received is not None else None
         if isinstance(message, Failed):
             raise _CODES.get(message.code, DjinnError)(message.summary, hint=message.hint)
         if not isinstance(message, Ready):
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
 
-    def watch(self, heed: Callable[[WorkerReport], None], desk: LeaseManager, customer: LeaseClient,
-              drained: Callable[[], None], exchange: Exchange | None = None) -> None:
+    async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
+                    exchange: Exchange | None = None) -> None:
         """Handle its messages until it ends."""
-        while (received := self._control.receive()) is not None:
+        while (received := await self._control.receive()) is not None:
             message = received[0]
-            if isinstance(message, Ask):
-                desk.ask(customer)
-            elif isinstance(message, GiveBack):
-                desk.give_back(customer, message.turn, wants_more=message.wants_more)
+            if isinstance(message, Taken):
+                self._not_taken.discard(message.number)
+                self._changes.notify()
             elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
             elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):
                 drained()
-            elif isinstance(message, Seen):
-                self._seen.put(message)
+            elif isinstance(message, Seen) and message.number == self._looks:
+                self._sessions_seen = message.sessions
+                self._has_seen.set()
+        self._is_gone = True
+        self._changes.notify()
 
-    def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
+    async def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
         """Request the state of its sessions; ``None`` if it does not answer in time."""
-        with self._looking:
+        async with self._looking:
             self._looks += 1
-            self.tell(Look(self._looks))
-            deadline = time.monotonic() + timeout_s
-            while True:
-                try:
-                    seen = self._seen.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    return None
-                if seen.number == self._looks:
-                    return seen.sessions
+            self._sessions_seen, self._has_seen = None, anyio.Event()
+            with anyio.move_on_after(timeout_s):
+                await self.tell(Look(self._looks))
+                await self._has_seen.wait()
+            return self._sessions_seen
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped, as far as the system can tell."""
         try:
             state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):
-            # Not every system shows this; the thread that waits for the process notices if it is gone.
+            # Not every system shows this; the task that waits for the process notices if it is gone.
             return False
         return state in "TtZX"
 
-    def take(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, token: bytes = b"") -> None:
-        """Pass an admitted client or peer to the worker: hand its connection over, or else redirect it."""
-        try:
-            if not self._port and isinstance(channel, SupportsHandover):
-                if isinstance(greeting, Hello):
-                    greeting = msgspec.structs.replace(greeting, token="")
-                descriptor, received = channel.detach(sequence, greeting)
-                try:
-                    self._control.send(Incoming(channel.peer, received, token), descriptor)
-                finally:
-                    os.close(descriptor)
-            else:
-                channel.send(sequence, Redirect(f":{self._port}", issue(self._key, token), self._certificate))
-        except OSError as error:
-            raise TransportError(f"The worker {self.pid} takes nobody in: {error}.") from None
+    def takes_over(self, channel: Channel) -> bool:
+        """Whether a connection can be handed over, rather than its client redirected."""
+        return not self._port and isinstance(channel, SupportsHandover)
 
-    def tell(self, message: msgspec.Struct, descriptor: int | None = None) -> None:
+    async def redirect(self, channel: Channel, sequence: int, token: bytes) -> None:
+        """Send an admitted client to the worker's own address.
+
+        Raises:
+            TransportError: The connection broke.
+        """
+        await send_to(channel, sequence, Redirect(f":{self._port}", issue(self._key, token), self._certificate))
+
+    async def take(self, connection: Connected) -> bool:
+        """Hand the connection of an admitted client or peer over.
+
+        Returns:
+            Whether the worker has taken it. If it has died before, it has answered nothing.
+        """
+        self._handed += 1
+        number = self._handed
+        self._not_taken.add(number)
+        message = Incoming(connection.peer, connection.received, connection.token, number)
+        try:
+            await self._control.send(message, connection.descriptor)
+            # A worker that stands still keeps its copy of the connection.
+            await self._changes.wait_for(lambda: number not in self._not_taken or self._is_gone, TAKE_TIMEOUT_S)
+        except OSError as error:
+            _log.info("worker %d takes nobody in: %s", self.pid, error)
+            return False
+        finally:
+            taken = number not in self._not_taken
+            self._not_taken.discard(number)
+        return taken or not self._is_gone
+
+    async def tell(self, message: ControlMessage, descriptor: int | None = None) -> None:
         """Send it a message, optionally with a descriptor; a worker that is gone is ignored."""
         try:
-            self._control.send(message, descriptor)  # type: ignore[arg-type]  # of the kinds that `Control` knows
+            await self._control.send(message, descriptor)
         except OSError as error:
             _log.info("worker %d receives nothing: %s", self.pid, error)
 
@@ -184,42 +270,8 @@ class Worker:
         self.cause = cause
         self.kill()
 
-    def reap(self) -> int:
+    async def reap(self) -> int:
         """Wait for its end, and return its status as `subprocess` does."""
-        status = self._process.wait()
+        status = await self._process.wait()
         self._control.close()
         return status
-
-
-def _begin(
-    environment: dict[str, str], forkserver: ForkServer | None
-) -> tuple[Child | subprocess.Popen[bytes], socket.socket]:
-    """Start a worker's process: forked if possible, because importing PyTorch takes seconds.
-
-    Returns:
-        The process, and the gateway's end of the channel to it. No other process ever gets the worker's end.
-
-    Raises:
-        OSError: It could not be started.
-    """
-    if forkserver is not None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                return forkserver.spawn(theirs.fileno(), environment), ours
-            except OSError as error:
-                _log.warning("workers begin more slowly from now on: %s", error)
-                # A fork that arrives after this reads end of file, and exits.
-                ours.shutdown(socket.SHUT_RDWR)
-                ours.close()
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            # Its standard output must not be the gateway's, on which callers expect one line. NumPy's threads, which
-            # the worker does not need, would stay outside the sandbox.
-            process = subprocess.Popen([sys.executable, "-P", "-m", "djinn_server.worker"], stdin=theirs.fileno(),
-                                       stdout=2, env=environment | {"OPENBLAS_NUM_THREADS": "1"})
-        except OSError:
-            ours.close()
-            raise
-    return process, ours

@@ -41,6 +41,7 @@ def trace(
         raise ConfigurationError(f"There is no folder {prefix.parent}.", hint="Make it, or write somewhere else.")
 
     from djinn_lib_trace.spans import spans_of
+    from djinn_lib_trace.waits import table_of
 
     import djinn
     from djinn_trace import timeline
@@ -53,11 +54,12 @@ def trace(
             status = _run(script, context.args)
         if not session.closed:
             djinn.synchronize()
+    waits = table_of(session.tape)
     annotated = djinn.annotate_graph(watch.graph or block.graph)
     written = [annotated.to_html(prefix.with_name(f"{prefix.name}.html")),
                prefix.with_name(f"{prefix.name}.trace.json")]
     timeline.write(written[1], timeline.events_of(spans, watch.calls, annotated.profile.steps))
-    _tell(annotated, written)
+    _tell(annotated, written, waits)
     djinn.shutdown()
     raise typer.Exit(status)
 
@@ -81,8 +83,10 @@ def _run(script: Path, arguments: list[str]) -> int:
     return 0
 
 
-def _tell(annotated: Any, written: list[Path]) -> None:
-    """Print a short summary and the paths of the files; the script's own output is not disturbed."""
+def _tell(annotated: Any, written: list[Path], waits: Any) -> None:
+    """Print a short summary, the waits by line, and the paths of the files, apart from the script's own output."""
     typer.echo(f"djinn trace: {annotated}", err=True)
+    if waits:
+        typer.echo(waits, err=True)
     for path in written:
         typer.echo(f"  {path}", err=True)

@@ -19,6 +19,9 @@ from djinn_transport_tcp.tls import client_context
 
 __all__ = ("SocketConnection", "Wish", "connect", "connect_tls", "connect_unix", "open_tcp", "open_unix", "reach")
 
+PAUSES_S = (0.02, 0.2)
+"""How long to wait before asking a server again where to go, after a worker that has died."""
+
 
 def connect(address: str, options: ConnectOptions) -> SocketConnection:
     """Connect to a server over TCP and greet it; see `djinn.kinds.transport.Transport.connect`."""
@@ -52,7 +55,7 @@ def reach(
     address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions,
     wish: Wish | None = None,
 ) -> SocketConnection:
-    """Connect and greet, following a redirect if there is one.
+    """Connect and greet, following a redirect if there is one; again, if it leads to a worker that has just died.
 
     Args:
         address: The server's address.
@@ -63,9 +66,29 @@ def reach(
     Raises:
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
     """
+    wish = wish or Wish(options.settings(ResumeSettings).resume)
+    pauses_s = iter(PAUSES_S)
+    while True:
+        try:
+            return _reach(address, opened, options, wish)
+        except _NoWorkerError as error:
+            pause_s = next(pauses_s, None)
+            if pause_s is None:
+                raise TransportError(error.summary, hint=error.hint) from None
+            time.sleep(pause_s)
+
+
+class _NoWorkerError(TransportError):
+    """Nobody answers at the address that a server leads to."""
+
+    code = TransportError.code
+
+
+def _reach(
+    address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, wish: Wish
+) -> SocketConnection:
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
-    wish = wish or Wish(options.settings(ResumeSettings).resume)
     owner = options.settings(UploadSettings).owner
     redirect = connection.greet(options.token, deadline, owner, wish=wish)
     if redirect is None:
@@ -82,14 +105,26 @@ def reach(
     except ConfigurationError as error:
         raise TransportError(f"{address} leads to {target}, which cannot be trusted: {error.summary}",
                              hint="See how the server was started.") from None
+    except TransportError as error:
+        raise _gone(error) from None
     # A new deadline: the worker may have taken longer to start than the first connection could stay silent.
     deadline = time.monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened_there, options.request_timeout_s)
     # The user is interested in the expiry of the server's own certificate, which vouches for the worker's.
     connection.vouched_until_s = expires_s
-    if connection.greet("", deadline, owner, secret=options.token, ticket=redirect.ticket,
-                        wish=wish) is not None:
+    try:
+        again = connection.greet("", deadline, owner, secret=options.token, ticket=redirect.ticket, wish=wish)
+    except TransportError as error:
+        raise _gone(error) from None
+    if again is not None:
         connection.close()
         raise TransportError(f"{address} leads to {target}, and that leads elsewhere again.",
                              hint="See how the server was started.")
     return connection
+
+
+def _gone(error: TransportError) -> TransportError:
+    """Return the error of a worker: one that may have died, if it has neither refused the client nor been too slow."""
+    if type(error) is not TransportError:
+        return error
+    return _NoWorkerError(error.summary, hint=error.hint)

@@ -22,8 +22,8 @@ from djinn.wire import messages
 from djinn.wire.messages import Goodbye, Message, Refusal
 from djinn_transport_tcp.address import format_address, parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure
-from djinn_transport_tcp.stream import FrameStream
-from djinn_transport_tcp.tls import PlaintextError, TlsSocket, server_context
+from djinn_transport_tcp.stream import FrameStream, views_of
+from djinn_transport_tcp.tls import PlaintextError, TlsError, TlsSocket, server_context
 
 __all__ = ("PlainSocketChannel", "SocketChannel", "SocketListener", "adopt", "listen", "listen_tls", "listen_unix")
 
@@ -183,21 +183,54 @@ class SocketListener:
             except TimeoutError:
                 continue
             except OSError as error:
-                if self._closed:
+                if self._is_over(error):
                     break
-                if error.errno in _UNUSABLE:
-                    _log.error("%s can no longer be listened on: %s", self.address, error)  # no bug
-                    break
-                _log.warning("no connection could be accepted on %s: %s", self.address, error)
                 time.sleep(PAUSE_S)
                 continue
-            try:
-                configure(sock)
-                return self._make(sock, peer)
-            except (OSError, ValueError) as error:
-                _log.info("A connection was gone before it was accepted: %s", error)
-                sock.close()
+            if (channel := self._made(sock, peer)) is not None:
+                return channel
         return None
+
+    async def accept_async(self) -> SocketChannel | None:
+        """Wait for a connection; see `djinn_lib_service.kinds.transport.SupportsAsyncAccept.accept_async`."""
+        import anyio.lowlevel
+
+        await anyio.lowlevel.checkpoint()
+        while not self._closed:
+            try:
+                self._socket.setblocking(False)
+                sock, peer = self._socket.accept()
+            except BlockingIOError:
+                with contextlib.suppress(anyio.ClosedResourceError):
+                    await anyio.wait_readable(self._socket)
+                continue
+            except OSError as error:
+                if self._is_over(error):
+                    break
+                await anyio.sleep(PAUSE_S)
+                continue
+            if (channel := self._made(sock, peer)) is not None:
+                return channel
+        return None
+
+    def _is_over(self, error: OSError) -> bool:
+        """Whether there will be no more connections, after one could not be accepted."""
+        if self._closed:
+            return True
+        if error.errno in _UNUSABLE:
+            _log.error("%s can no longer be listened on: %s", self.address, error)  # no bug
+            return True
+        _log.warning("no connection could be accepted on %s: %s", self.address, error)
+        return False
+
+    def _made(self, sock: socket.socket, peer: Any) -> SocketChannel | None:
+        try:
+            configure(sock)
+            return self._make(sock, peer)
+        except (OSError, ValueError) as error:
+            _log.info("A connection was gone before it was accepted: %s", error)
+            sock.close()
+            return None
 
     def renew(self, options: ListenOptions) -> None:
         """Use other certificates; see `djinn_server.reloading.RenewableListener.renew`. Has no effect without TLS."""
@@ -243,11 +276,40 @@ class SocketChannel:
             stream.begin_pace()
             return self._frames.read()
         except PlaintextError:
-            stream.go_on_plain()
-            raise RefusedError("This server speaks TLS only.",
-                               hint="Use its address with tls:// instead of tcp://.") from None
+            raise self._plain() from None
         except (OSError, EOFError) as error:
             raise self._broken(error) from None
+
+    async def receive_async(self) -> tuple[int, Message, list[torch.Tensor]] | None:
+        """Wait for the first message; see `djinn_lib_service.kinds.transport.SupportsAsyncHandshake.receive_async`."""
+        from djinn_transport_tcp.awaiting import await_frame, linger
+
+        stream = self._frames.stream
+        try:
+            stream.stall_timeout_s = self._options.progress_timeout_s
+            stream.begin_pace()
+            await await_frame(self._frames)
+            # With a part of a frame, the stream has ended.
+            return self._frames.read() if len(stream.ahead) else None
+        except PlaintextError:
+            raise self._plain() from None
+        except (OSError, EOFError) as error:
+            if isinstance(error, TlsError):
+                await linger(stream, LINGER_S, LINGER_BYTES)
+            raise self._broken(error) from None
+
+    async def send_async(self, sequence: int, message: Message) -> None:
+        """Send a message; see `djinn_lib_service.kinds.transport.SupportsAsyncHandshake.send_async`."""
+        from djinn_transport_tcp.awaiting import linger, send_all
+
+        stream = self._frames.stream
+        stream.stall_timeout_s = self._options.progress_timeout_s
+        try:
+            await send_all(stream, b"".join(views_of(sequence, message, ())))
+        except OSError as error:
+            raise self._broken(error) from None
+        if _is_last(message):
+            await linger(stream, LINGER_S, LINGER_BYTES)
 
     @property
     def admit_body(self) -> Callable[[int], None] | None:
@@ -298,7 +360,7 @@ class SocketChannel:
             self._frames.write(sequence, message, tensors)
         except OSError as error:
             raise self._broken(error) from None
-        if isinstance(message, Refusal) or (isinstance(message, Goodbye) and message.code):
+        if _is_last(message):
             # The other side's further errors do not matter.
             with contextlib.suppress(OSError):
                 self._linger()
@@ -322,9 +384,19 @@ class SocketChannel:
         while stream.bytes_received < end and stream.receive([scrap]) == len(scrap):
             pass
 
+    def _plain(self) -> RefusedError:
+        """Continue without TLS, in which the client can read the reason."""
+        self._frames.stream.go_on_plain()
+        return RefusedError("This server speaks TLS only.", hint="Use its address with tls:// instead of tcp://.")
+
     def _broken(self, error: OSError | EOFError) -> TransportError:
         kind = RemoteTimeoutError if isinstance(error, TimeoutError) else TransportError
         return kind(f"The connection to {self.peer} broke: {error}.", hint="Its client has to start a new session.")
+
+
+def _is_last(message: Message) -> bool:
+    """Whether nothing follows a message that a server sends."""
+    return isinstance(message, Refusal) or (isinstance(message, Goodbye) and bool(message.code))
 
 
 class PlainSocketChannel(SocketChannel):

@@ -212,6 +212,47 @@ class ByteStream:
             self.is_torn = self._ahead[0] != 0
             raise
 
+    def fileno(self) -> int:
+        """Return the descriptor of the socket."""
+        return self._socket.fileno()
+
+    def read_now(self) -> int:
+        """Read what has arrived ahead, at least a byte; 0 at the end of the stream.
+
+        Raises:
+            BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError: It would have to wait.
+            OSError: The connection broke.
+        """
+        self._check_usable()
+        view = self._room()
+        count = (self._socket.recv_into_now(view) if isinstance(self._socket, TlsSocket)
+                 else self._socket.recv_into(view, 0, socket.MSG_DONTWAIT))
+        return self._arrived(count)
+
+    def send_now(self, data: bytes) -> int:
+        """Send what fits, at least a byte. Raises as `read_now` does."""
+        self._check_usable()
+        count = (self._socket.send_now(data) if isinstance(self._socket, TlsSocket)
+                 else self._socket.send(data, socket.MSG_DONTWAIT))
+        self.bytes_sent += count
+        return count
+
+    def skip_now(self) -> int:
+        """Drop what has arrived, at least a byte; 0 at the end of the stream. Raises as `read_now` does."""
+        self._check_usable()
+        return (self._socket.skip_now(AHEAD_BYTES) if isinstance(self._socket, TlsSocket)
+                else len(self._socket.recv(AHEAD_BYTES, socket.MSG_DONTWAIT)))
+
+    def end_sending_now(self) -> None:
+        """Signal to the other side that no more data follows."""
+        self._check_usable()
+        self._socket.shutdown(socket.SHUT_WR)
+
+    @property
+    def ahead(self) -> memoryview:
+        """The bytes that were read ahead."""
+        return self._ahead[self._first:self._last]
+
     @property
     def unread_bytes(self) -> int:
         """Bytes that were received and not taken yet."""
@@ -220,6 +261,17 @@ class ByteStream:
     def begin_pace(self) -> None:
         """Start measuring the rate of a transfer that begins now."""
         self._paced_from = time.monotonic(), self.bytes_received
+
+    def check_pace(self) -> None:
+        """Check the rate: a peer that sends a byte now and then never stalls, but its transfer would never end."""
+        if not self.keeps_pace or self.stall_timeout_s is None:
+            return
+        now, (since, count) = time.monotonic(), self._paced_from
+        if now - since < PACE_PART * self.stall_timeout_s:
+            return
+        if self.bytes_received - count < PACE_BYTES_PER_S * (now - since):
+            raise TimeoutError(f"it came at less than {PACE_BYTES_PER_S} bytes a second")
+        self._paced_from = now, self.bytes_received
 
     def is_ready(self) -> bool:
         """Whether a read would not wait: there are bytes, or the stream has ended."""
@@ -280,7 +332,7 @@ class ByteStream:
         while self._last - self._first < length:
             if not self._read_ahead():
                 length = self._last - self._first
-            self._check_pace()
+            self.check_pace()
         first = self._first
         self._first = end = first + length
         return self._ahead[first:end]
@@ -305,13 +357,13 @@ class ByteStream:
                 elif missing < DIRECT_BYTES:
                     if not self._read_ahead():
                         return received
-                    self._check_pace()
+                    self.check_pace()
                     continue
                 else:
                     count = self._run(self._receiving, self._socket.recv_into, view[filled:filled + MAX_CALL_BYTES], 0,
                                       socket.MSG_WAITALL)
                     self.bytes_received += count
-                    self._check_pace()
+                    self.check_pace()
                 if count == 0:
                     return received
                 filled += count
@@ -428,14 +480,23 @@ class ByteStream:
             self._last = count = self._run(self._receiving, self._socket.recv_into, self._ahead)
             self.bytes_received += count
             return count
-        if self._first:
-            held = self._last - self._first
-            self._ahead[:held] = bytes(self._ahead[self._first:self._last])
-            self._first, self._last = 0, held
-        count = self._run(self._receiving, self._socket.recv_into, self._ahead[self._last:])
+        return self._arrived(self._run(self._receiving, self._socket.recv_into, self._room()))
+
+    def _room(self) -> memoryview:
+        """Return the free space for reading ahead."""
+        held = self._last - self._first
+        self._ahead[:held] = bytes(self._ahead[self._first:self._last])
+        self._first, self._last = 0, held
+        return self._ahead[held:]
+
+    def _arrived(self, count: int) -> int:
         self._last += count
         self.bytes_received += count
         return count
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise OSError("it was closed")
 
     def _send_at_once(self, chunk: Sequence[memoryview]) -> int:
         try:
@@ -469,17 +530,6 @@ class ByteStream:
             if self._closed:
                 # `close` found the socket in use and left its release to this thread.
                 self._let_go()
-
-    def _check_pace(self) -> None:
-        """Check the rate: a peer that sends a byte now and then never stalls, but its transfer would never end."""
-        if not self.keeps_pace or self.stall_timeout_s is None:
-            return
-        now, (since, count) = time.monotonic(), self._paced_from
-        if now - since < PACE_PART * self.stall_timeout_s:
-            return
-        if self.bytes_received - count < PACE_BYTES_PER_S * (now - since):
-            raise TimeoutError(f"it came at less than {PACE_BYTES_PER_S} bytes a second")
-        self._paced_from = now, self.bytes_received
 
     def _tick_s(self) -> float:
         tick = TICK_S if self.stall_timeout_s is None else min(TICK_S, self.stall_timeout_s)

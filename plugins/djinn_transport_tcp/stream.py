@@ -105,6 +105,18 @@ class FrameStream:
                 self.admit_body(head.body_bytes)
         return head.sequence, message, self._read_tensors(tensor_headers(message))
 
+    def is_whole(self) -> bool:
+        """Whether `read` needs no further bytes: a frame without a body has arrived, or something that is no frame."""
+        held = self.stream.ahead
+        if len(held) < HEAD.size:
+            return False
+        try:
+            head = decode_head(held[:HEAD.size], max_header_bytes=self.max_header_bytes,
+                               max_body_bytes=self.max_body_bytes)
+        except ProtocolError:
+            return True
+        return bool(head.body_bytes) or len(held) >= min(HEAD.size + head.header_bytes, AHEAD_BYTES)
+
     def _read_header(self, length: int) -> bytearray | memoryview:
         if length <= AHEAD_BYTES:
             taken = self.stream.take(length)

@@ -129,6 +129,7 @@ class TlsSocket:
         self._lock = threading.Lock()
         self._waits_s = {socket.SO_RCVTIMEO: -1.0, socket.SO_SNDTIMEO: -1.0}
         self._is_agreed = False
+        self._is_tls = not self._is_server
         self.family = self._socket.family
 
     def set_wait(self, option: int, timeout_s: float) -> None:
@@ -196,6 +197,18 @@ class TlsSocket:
                 sent += count
         return sent
 
+    def recv_into_now(self, view: memoryview) -> int:
+        """Receive what has arrived; raises what `ssl` raises if it would have to wait."""
+        return self._run_now(lambda: self._socket.recv_into(view))
+
+    def send_now(self, data: bytes) -> int:
+        """Send what fits; raises what `ssl` raises if it would have to wait."""
+        return self._run_now(lambda: self._socket.send(data))
+
+    def skip_now(self, length: int) -> int:
+        """Receive what has arrived and drop it, without decryption; return how many bytes those were."""
+        return len(socket.socket.recv(self._socket, length))
+
     def shutdown(self, how: int) -> None:
         """Shut the connection down below TLS, which wakes waiting threads."""
         socket.socket.shutdown(self._socket, how)
@@ -219,17 +232,32 @@ class TlsSocket:
             raise _explained(error, self._is_server) from None
 
     def _agree(self, option: int) -> None:
-        if self._is_server:
-            first = self._repeat(option, self.peek)
-            if first == _FRAME_BEGIN:
-                raise PlaintextError("it speaks djinn's protocol without TLS")
         try:
-            self._repeat(option, self._socket.do_handshake)
+            self._repeat(option, self._continue_handshake)
         except ssl.SSLError as error:
             if self._is_server:
                 self._linger()
             raise _explained(error, self._is_server) from None
+
+    def _continue_handshake(self) -> None:
+        """Continue the handshake as far as that is possible without waiting."""
+        if not self._is_tls and self.peek() == _FRAME_BEGIN:
+            raise PlaintextError("it speaks djinn's protocol without TLS")
+        self._is_tls = True
+        self._socket.do_handshake()
         self._is_agreed = True
+
+    def _run_now(self, call: Callable[[], T]) -> T:
+        """Perform an operation, after the handshake, as far as that is possible without waiting."""
+        try:
+            with self._lock:
+                if not self._is_agreed:
+                    self._continue_handshake()
+                return call()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            raise _explained(error, self._is_server) from None
 
     def _repeat(self, option: int, call: Callable[[], T], *, waits: bool = True) -> T:
         while True:

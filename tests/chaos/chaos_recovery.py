@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from djinn_backend_replay.settings import RecoverySettings
+from djinn_lib_schedule.wrapping import unwrapped
 from support.models.gpt2 import PROMPT, gpt2
 from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
@@ -98,7 +99,7 @@ def test_10000_steps_and_a_kill(
     again_s: list[float] = []
 
     def disturb(step: int) -> None:
-        again_s.append(session.backend.journal.replay_s)
+        again_s.append(unwrapped(session.backend).journal.replay_s)
         if step == STEPS - 1:
             server.kill()
 

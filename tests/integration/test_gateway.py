@@ -183,7 +183,7 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Serving]:
     """A server that waits a second for its forkserver."""
-    prelude = "import djinn_server.forkserver; djinn_server.forkserver.SPAWN_TIMEOUT_S = 1.0\n"
+    prelude = "import djinn_server.spawning; djinn_server.spawning.SPAWN_TIMEOUT_S = 1.0\n"
     with Serving(tmp_path / "log", prelude=prelude) as running:
         yield running
 

@@ -1,58 +1,150 @@
-"""The gateway's event loop, and how connections are accepted in one."""
+"""The gateway's event loop: its tasks, its channels to workers, and how connections are accepted in one."""
 
 from __future__ import annotations
 
+import os
 import socket
-import threading
 
 import anyio
 import pytest
 from anyio.abc import SocketListener, SocketStream
 from djinn_lib_server.accepting import accept_forever
-from djinn_server.event_loop import EventLoop
+from djinn_server import control_channel
+from djinn_server.changes import Changes
+from djinn_server.control import Drained, Incoming, Look, Spawned
+from djinn_server.control_channel import AwaitedControl, Control
+from djinn_server.event_loop import Tasks
 
 TIMEOUT_S = 30.0
 
 
-def test_tasks_are_cancelled_at_the_end_and_none_begins_after_it() -> None:
-    loop, began, ended, late = EventLoop(), threading.Event(), threading.Event(), threading.Event()
-
-    async def wait() -> None:
-        began.set()
-        try:
-            await anyio.sleep_forever()
-        finally:
-            ended.set()
-
-    async def set_late() -> None:
-        late.set()
-
-    loop.spawn(set_late)
-    loop.start()
-    loop.spawn(wait)
-    assert began.wait(TIMEOUT_S)
-    loop.stop()
-    assert ended.is_set()
-    loop.spawn(set_late)
-    loop.stop()
-    assert not late.is_set()
-
-
-def test_a_task_that_fails_is_logged_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    loop, done = EventLoop(), threading.Event()
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_task_that_fails_is_logged_and_the_others_go_on(
+    anyio_backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks, done = Tasks(), anyio.Event()
 
     async def fail() -> None:
         raise ZeroDivisionError
 
     async def work() -> None:
+        await anyio.sleep(0.01)
         done.set()
 
-    loop.start()
-    loop.spawn(fail)
-    loop.spawn(work)
-    assert done.wait(TIMEOUT_S)
-    loop.stop()
+    with pytest.raises(RuntimeError, match="does not run"):
+        tasks.spawn(work)
+    async with anyio.create_task_group() as group:
+        tasks.enter(group)
+        tasks.spawn(fail)
+        tasks.spawn(work)
+        with anyio.fail_after(TIMEOUT_S):
+            await done.wait()
+        tasks.spawn(anyio.sleep_forever)
+        group.cancel_scope.cancel()
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_who_waits_for_a_change_is_woken_by_it_and_by_no_other(anyio_backend: str) -> None:
+    changes, state, found = Changes(), {"count": 0}, list[tuple[int, bool]]()
+
+    async def wait(least: int, timeout_s: float | None) -> None:
+        found.append((least, await changes.wait_for(lambda: state["count"] >= least, timeout_s)))
+
+    with anyio.fail_after(TIMEOUT_S):
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(wait, 2, None)
+            waiting.start_soon(wait, 1, None)
+            waiting.start_soon(wait, 3, 0.05)
+            for _ in range(2):
+                await anyio.wait_all_tasks_blocked()
+                state["count"] += 1
+                changes.notify()
+    assert found == [(1, True), (2, True), (3, False)]
+    assert await changes.wait_for(lambda: True, 0.0)
+
+
+def pair() -> tuple[AwaitedControl, Control, socket.socket]:
+    """Both ends of a channel: one for tasks, one for threads."""
+    ours, theirs = socket.socketpair()
+    return AwaitedControl(ours, takes_descriptors=True), Control(theirs), theirs
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_messages_and_descriptors_go_from_threads_to_tasks_and_back(anyio_backend: str) -> None:
+    awaited, control, _ = pair()
+    with anyio.fail_after(TIMEOUT_S):
+        await awaited.send(Look(1))
+        assert control.receive() == (Look(1), None)
+        control.send(Spawned(1, 42), 0)
+        control.send(Drained())
+        received = await awaited.receive()
+        assert received is not None
+        message, descriptor = received
+        assert message == Spawned(1, 42)
+        assert descriptor is not None
+        assert os.fstat(descriptor).st_ino == os.fstat(0).st_ino
+        os.close(descriptor)
+        assert await awaited.receive() == (Drained(), None)
+        control.close()
+        assert await awaited.receive() is None
+        with pytest.raises(OSError, match="Broken pipe"):
+            await awaited.send(Look(2))
+    awaited.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("said", [b"\xff" * 8, b"\x03\0\0\0???", b"\x04\0"], ids=["too-long", "nonsense", "cut-short"])
+async def test_what_is_no_message_ends_the_channel(anyio_backend: str, said: bytes) -> None:
+    awaited, _, theirs = pair()
+    theirs.sendall(said)
+    theirs.shutdown(socket.SHUT_WR)
+    with anyio.fail_after(TIMEOUT_S):
+        assert await awaited.receive() is None
+    awaited.close()
+    theirs.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_a_worker_that_reads_nothing_is_given_up_and_holds_up_nobody(
+    anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_channel, "SEND_TIMEOUT_S", 0.2)
+    awaited, control, theirs = pair()
+    other, reader, _ = pair()
+    large = Incoming("tcp://there", bytes(2**19))
+    beats = 0
+
+    async def beat() -> None:
+        nonlocal beats
+        while True:
+            await anyio.sleep(0.01)
+            await other.send(Look(beats))
+            beats += 1
+
+    async def flood() -> None:
+        while True:
+            await awaited.send(large)
+
+    with anyio.fail_after(TIMEOUT_S):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(beat)
+            with pytest.raises(TimeoutError):
+                await flood()
+            tasks.cancel_scope.cancel()
+    assert beats > 3
+    assert reader.receive() == (Look(0), None)
+    # A message that was sent in part ends the channel: what follows would be taken for the rest of it.
+    while control.receive() is not None:
+        pass
+    assert theirs.recv(1) == b""
+    for end in (awaited, theirs, other, reader):
+        end.close()
 
 
 @pytest.mark.anyio

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from djinn_conformance.crashes import let_die
+from djinn_lib_schedule.wrapping import unwrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,11 +105,11 @@ class Pair:
         elif kind == "synchronize":
             self.session.synchronize()
         elif kind == "compact":
-            self.session.backend.journal.compact()
+            unwrapped(self.session.backend).journal.compact()
         elif kind == "checkpoint":
             with self.session.lock:
                 self.session.synchronize()
-                self.session.backend.checkpoint()
+                unwrapped(self.session.backend).checkpoint()
         elif kind == "seed":
             self.session.seed(self.count)
             self.generator = torch.Generator().manual_seed(self.count).get_state()
@@ -145,8 +146,8 @@ def test_random_programs_survive_deaths_at_random_places(data: st.DataObject) ->
         gc.collect(0)
         session.synchronize()
         assert session.stats()["live_handles"] == 0
-        session.backend.checkpoint()
-        assert session.backend.journal.node_count == 0
-        assert not session.backend.journal.live
+        unwrapped(session.backend).checkpoint()
+        assert unwrapped(session.backend).journal.node_count == 0
+        assert not unwrapped(session.backend).journal.live
     finally:
         djinn.shutdown()

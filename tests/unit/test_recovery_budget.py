@@ -12,6 +12,7 @@ import torch
 from djinn_backend_replay import checkpointing, journal
 from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
 from djinn_conformance.crashes import VirtualTime, let_die
+from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service import reports
 from djinn_lib_service.upload_dedup import after
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ def begin(budget_s: float, **more: Any) -> tuple[Session, VirtualTime]:
     session = djinn.init(recovery="replay", device="cpu", recovery_timeout_s=0.2, flush_every=PIECE,
                          log_level="WARNING", **more)
     clock = VirtualTime(NODE_S)
-    clock.rule(session.backend, budget_s)
+    clock.rule(unwrapped(session.backend), budget_s)
     return session, clock
 
 
@@ -87,10 +88,10 @@ def test_work_is_measured_that_overlaps_with_recording_and_that_nobody_waits_for
     most = 0
     for _ in range(2000):
         x = x * 1.5 - 1
-        most = max(most, session.backend.journal.node_count)
+        most = max(most, unwrapped(session.backend).journal.node_count)
     assert djinn.stats()["checkpoints"] >= 4
     assert most <= 0.4 / NODE_S + 2 * PIECE
-    assert djinn.stats()["journal_nodes"] == session.backend.journal.node_count <= most
+    assert djinn.stats()["journal_nodes"] == unwrapped(session.backend).journal.node_count <= most
 
 
 def test_servers_tell_how_long_programs_ran_though_the_first_message_wants_no_answer() -> None:
@@ -98,7 +99,7 @@ def test_servers_tell_how_long_programs_ran_though_the_first_message_wants_no_an
     kept = torch.ones(4, device=DEVICE) + 1
     djinn.flush()
     assert kept.tolist() == [2.0] * 4
-    [meter] = session.backend._meters
+    [meter] = unwrapped(session.backend)._meters
     assert meter.run_ns > 0
 
 
@@ -128,7 +129,7 @@ def test_a_value_that_has_failed_stands_in_nobodys_way() -> None:
     for _ in range(400):
         for value in values:
             value.add_(1)
-        most = max(most, session.backend.journal.node_count)
+        most = max(most, unwrapped(session.backend).journal.node_count)
     assert most <= 0.2 / NODE_S + 2 * PIECE
     let_die(session)
     assert [value.cpu().tolist() for value in values] == [[401.0] * 4] * 5
@@ -194,7 +195,7 @@ def test_a_journal_that_has_become_too_long_is_given_up_and_that_is_said(
     x = torch.ones(1000, device=DEVICE)
     for _ in range(20_000):
         x = x + 1
-    assert session.backend.journal.node_count < 10_000
+    assert unwrapped(session.backend).journal.node_count < 10_000
     assert x[0].item() == 20_001
     assert "not kept any longer" in said(caplog)[-1]
     let_die(session)
@@ -236,11 +237,11 @@ def test_what_an_answer_that_nobody_looked_at_told_is_added() -> None:
 def test_a_server_tells_how_long_programs_ran_only_if_it_is_asked() -> None:
     session = djinn.init(recovery="replay", device="cpu")
     (torch.ones(300, 300, device=DEVICE) @ torch.ones(300, 300, device=DEVICE)).cpu()
-    assert session.backend._meters[0].run_ns > 0
-    assert session.backend.journal.replay_s > 0
+    assert unwrapped(session.backend)._meters[0].run_ns > 0
+    assert unwrapped(session.backend).journal.replay_s > 0
     djinn.init(device="cpu")
     told: list[Result] = []
-    connection: Any = djinn.ensure_initialized().backend.connection
+    connection: Any = unwrapped(djinn.ensure_initialized().backend).connection
     request = connection.request
 
     def watched(*args: Any) -> Any:

@@ -12,6 +12,7 @@ from djinn_backend_replay import budget
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.retained import Kept
 from djinn_conformance.crashes import let_die
+from djinn_lib_schedule.wrapping import unwrapped
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -28,7 +29,7 @@ def session() -> Iterator[Session]:
 
 def test_without_recovery_nothing_of_it_is_there() -> None:
     session = djinn.init(device="cpu")
-    assert type(session.backend).__module__ == "djinn.session.single_backend"
+    assert type(unwrapped(session.backend)).__module__ == "djinn.session.single_backend"
     assert "recoveries" not in djinn.stats()
     djinn.shutdown()
 
@@ -47,17 +48,18 @@ def test_the_journal_forgets_what_nobody_needs() -> None:
         x = x + 1
         torch.zeros(3, device=DEVICE).add_(1)
     x.cpu()
-    session.backend.journal.compact()
-    assert session.backend.journal.node_count == 5001
-    session.backend.checkpoint()
-    assert session.backend.journal.node_count == 0
+    unwrapped(session.backend).journal.compact()
+    assert unwrapped(session.backend).journal.node_count == 5001
+    unwrapped(session.backend).checkpoint()
+    assert unwrapped(session.backend).journal.node_count == 0
     let_die(session)
     assert x.cpu().tolist() == [5001.0] * 4
     del x
     session.synchronize()
-    session.backend.journal.compact()
-    assert session.backend.journal.size_bytes == sum(
-        state.numel() for entry in session.backend.journal.entries for _, state in getattr(entry, "states", ()))
+    unwrapped(session.backend).journal.compact()
+    journal = unwrapped(session.backend).journal
+    assert journal.size_bytes == sum(
+        state.numel() for entry in journal.entries for _, state in getattr(entry, "states", ()))
 
 
 def test_long_work_is_checkpointed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +71,7 @@ def test_long_work_is_checkpointed_by_itself(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(20):
             x = x * 1.5 - 1
         x.sum().item()
-        longest = max(longest, session.backend.journal.node_count)
+        longest = max(longest, unwrapped(session.backend).journal.node_count)
     assert djinn.stats()["checkpoints"] > 1
     assert longest < 500
     wanted = x.cpu()
@@ -83,7 +85,7 @@ def test_what_is_large_and_quickly_made_is_not_fetched(session: Session) -> None
     for _ in range(300):
         small = small + 1
     small.cpu()
-    session.backend.checkpoint(seconds_per_node=1e-4)
+    unwrapped(session.backend).checkpoint(seconds_per_node=1e-4)
     assert djinn.stats()["checkpoint_bytes"] == 16
     let_die(session)
     assert not large.cpu().any()
@@ -94,7 +96,7 @@ def test_random_numbers_go_on_behind_a_checkpoint(session: Session) -> None:
     wanted = [torch.rand(2, generator=generator) for generator in [torch.Generator().manual_seed(3)] for _ in range(3)]
     got = [torch.rand(2, device=DEVICE)]
     session.synchronize()
-    session.backend.checkpoint()
+    unwrapped(session.backend).checkpoint()
     let_die(session)
     got.append(torch.rand(2, device=DEVICE))
     got[-1].cpu()
@@ -109,8 +111,8 @@ def test_a_view_whose_base_is_gone_is_checkpointed_with_it(session: Session) -> 
     del base
     row.mul_(2)
     session.synchronize()
-    session.backend.checkpoint()
-    assert session.backend.journal.node_count == 0
+    unwrapped(session.backend).checkpoint()
+    assert unwrapped(session.backend).journal.node_count == 0
     let_die(session)
     row.add_(1)
     wanted = torch.arange(12.0).view(3, 4) + 1
@@ -125,7 +127,7 @@ def test_a_storage_that_is_taken_over_behind_a_checkpoint_keeps_its_own_history(
     taken.set_(one)
     one.add_(1)
     session.synchronize()
-    session.backend.checkpoint()
+    unwrapped(session.backend).checkpoint()
     other.set_(one)
     session.synchronize()
     let_die(session)

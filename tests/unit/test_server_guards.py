@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 from djinn_lib_server.kinds import AdmissionPolicy, Authenticator, MetricsOutput, MetricsSource, ServerLoad, TurnOrder
 from djinn_lib_server.options import ServeOptions
@@ -15,7 +16,7 @@ from djinn_lib_server.tenants import AuthenticatedClient, Tenant
 from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
 from djinn_server.admission import GuardedAdmission, GuardedOrder
 from djinn_server.authentication import Authentication
-from djinn_server.event_loop import EventLoop
+from djinn_server.event_loop import Tasks
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.outputs import Outputs, ServerMetrics
 from djinn_server.watching import TenantWatch
@@ -111,26 +112,26 @@ class Workers:
     def tenants(self) -> list[Tenant]:
         return [ANN]
 
-    def change(self, tenant: Tenant) -> None:
+    async def change(self, tenant: Tenant) -> None:
         pass
 
-    def tell(self, tenant: Tenant, message: Any) -> bool:
+    async def tell(self, tenant: Tenant, message: Any) -> bool:
         self.told.append((tenant.name, message.token))
         return True
 
 
 def test_the_server_ends_the_sessions_of_a_token_that_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     workers: Any = Workers()
-    watch = TenantWatch(Authentication(Authenticator()), workers, EventLoop())
+    watch = TenantWatch(Authentication(Authenticator()), workers, Tasks())
     now = time.time()
     watch.let_in(AuthenticatedClient(ANN, b"soon", now + 100))
     watch.let_in(AuthenticatedClient(ANN, b"later", now + 300))
     watch.let_in(AuthenticatedClient(ANN, b"never"))
-    watch.look()
+    anyio.run(watch.look)
     assert workers.told == []
     monkeypatch.setattr(time, "time", lambda: now + 200)
-    watch.look()
-    watch.look()
+    anyio.run(watch.look)
+    anyio.run(watch.look)
     assert workers.told == [("ann", b"soon")]
 
 

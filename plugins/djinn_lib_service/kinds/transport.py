@@ -139,6 +139,39 @@ class Listener(Protocol):
 
 
 @runtime_checkable
+class SupportsAsyncAccept(Listener, Protocol):
+    """Optional method of a `Listener` that an event loop of anyio can wait for. Other listeners wait in a thread.
+
+    Laws:
+        transport.awaited_handshakes, transport.awaits_end
+    """
+
+    async def accept_async(self) -> Channel | None:
+        """Wait for a connection; ``None`` once the listener is closed.
+
+        Cancelling ends the wait and loses no connection. Other threads do not call `close` while a task waits.
+        """
+
+
+@runtime_checkable
+class SupportsAsyncHandshake(Channel, Protocol):
+    """Optional methods of a `Channel` whose handshake occupies no thread.
+
+    Tensors always travel by the blocking methods, which continue where these end. Cancelling ends the wait; the channel
+    can then only be closed.
+
+    Laws:
+        transport.awaited_handshakes, transport.awaits_end
+    """
+
+    async def receive_async(self) -> tuple[int, Message, list[torch.Tensor]] | None:
+        """Wait for the first message, which has no tensors. Limits and errors are those of `Channel.receive`."""
+
+    async def send_async(self, sequence: int, message: Message) -> None:
+        """Send a message without tensors. Limits and errors are those of `Channel.send`."""
+
+
+@runtime_checkable
 class ListeningTransport(Transport, Protocol):
     """Optional method of a `Transport` with which a server can listen."""
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import attrs
 import msgspec
 import torch
@@ -35,6 +38,8 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "counts-down": ("transport.counters_monotonic", set()),
     "tcp-nameless": ("transport.error_names_address", {"transport.closed_is_final"}),
     "tcp-deaf": ("transport.listener_closes", set()),
+    "tcp-stops-the-loop": ("transport.awaited_handshakes", {"transport.awaits_end"}),
+    "tcp-wont-be-cancelled": ("transport.awaits_end", set()),
     "tcp-uncounted": ("transport.counters_monotonic", set()),
     "tcp-flat": ("transport.transfers", set()),
     "tcp-first-only": ("transport.transfers", set()),
@@ -163,6 +168,20 @@ def _retrying(connection: Any) -> Any:
     return _Proxy(connection, submit=submit, request=request)
 
 
+async def _accept_on_the_loop(listener: Any) -> Channel | None:
+    return listener.accept()  # type: ignore[no-any-return]  # a `Listener`
+
+
+async def _accept_uncancelled(listener: Any) -> Channel | None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(4):
+        return await listener.accept_async()  # type: ignore[no-any-return]  # a `SupportsAsyncAccept`
+    await anyio.lowlevel.checkpoint()
+    return None
+
+
+_WAITS = {"tcp-stops-the-loop": _accept_on_the_loop, "tcp-wont-be-cancelled": _accept_uncancelled}
+
+
 class _OverTcp:
     resumes = True
     loopback_address = "tcp://127.0.0.1:0"
@@ -196,6 +215,8 @@ class _OverTcp:
 
     def listen(self, address: str, options: ListenOptions) -> Listener:
         listener = self._inner.listen(address, options)
+        if self._flaw in _WAITS:
+            return _Proxy(listener, accept_async=partial(_WAITS[self._flaw], listener))  # type: ignore[return-value]  # forwards the rest
         if self._flaw != "tcp-deaf":
             return listener
         gate = threading.Event()

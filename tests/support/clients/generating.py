@@ -16,6 +16,7 @@ from djinn_backend_fleet.directory import Directory
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import Placed
 from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
+from djinn_lib_schedule.wrapping import unwrapped
 from support.models.gpt2 import generated, gpt2
 
 import djinn
@@ -53,7 +54,7 @@ def main(servers: str, placement: str, prompt_tokens: str, new_tokens: str) -> N
     prompt = torch.arange(int(prompt_tokens)).remainder(MODEL["vocab_size"]).unsqueeze(0)
     wanted = generated(model, prompt, int(new_tokens))
     session = djinn.init(servers=servers.split(","), placement="automatic")
-    assert isinstance(session.backend, Fleet)
+    assert isinstance(unwrapped(session.backend), Fleet)
     if placement == "in_turns":
         session.backend.use(InTurns(len(session.backend.executors)))
     model.to("remote_accelerator:0")

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from djinn_interceptor_device import optimizers
+from djinn_lib_schedule.wrapping import unwrapped
 
 import djinn
 from djinn.session import runtime
@@ -21,7 +22,7 @@ def believed_cuda(**settings: Any) -> Iterator[None]:
     """Begin a session, with the settings of `djinn.init`."""
     djinn.init(**settings)
     try:
-        link = runtime.current().backend
+        link = unwrapped(runtime.current().backend)
         believed = msgspec.structs.replace(link.welcome, device="cuda:0")
         object.__setattr__(link, "welcome", believed)
         optimizers.follow("cuda:0")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from djinn_lib_schedule.wrapping import unwrapped
 from support.processes.warm import WarmPython, clean_environment
 from torch import nn
 
@@ -125,7 +126,7 @@ def killed(server: Supervised, times: int, seed: int, longest_s: float = 0.5) ->
 
     def work() -> None:
         for index in range(times):
-            while djinn.ensure_initialized().backend._counts["recoveries"] < index:
+            while unwrapped(djinn.ensure_initialized().backend)._counts["recoveries"] < index:
                 if done.wait(0.005):
                     return
             if done.wait(choose.uniform(0, longest_s)):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from djinn_backend_fleet.fleet import Fleet
+from djinn_lib_schedule.wrapping import unwrapped
 
 from djinn.session.session import Session
 
 
 def fleet_of(session: Session) -> Fleet:
-    assert isinstance(session.backend, Fleet)
-    return session.backend
+    backend = unwrapped(session.backend)
+    assert isinstance(backend, Fleet)
+    return backend

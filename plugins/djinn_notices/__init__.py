@@ -1,0 +1,32 @@
+"""Warns of waits in loops, of models that leave the accelerator, and of devices and sessions that are not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+from djinn.kinds import BackendContext, OpenBackend
+
+if TYPE_CHECKING:
+    from djinn.session.session import Session
+
+__all__ = ("djinn_session_started", "djinn_wrap_backend")
+
+
+@hookimpl
+def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend]:
+    """Count the waits of the program; inside of everything that answers without waiting."""
+    from djinn_notices.backend import open_watched
+
+    return lambda opens: partial(open_watched, opens)
+
+
+@hookimpl
+def djinn_session_started(session: Session) -> None:
+    """Refuse a device that the server does not use, and watch whether the program uses the session."""
+    from djinn_notices.sessions import check_device, watch
+
+    check_device(session)
+    watch(session)

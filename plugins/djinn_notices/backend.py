@@ -1,0 +1,143 @@
+"""A backend that counts the waits of a program by line, and warns of those that the program could avoid."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
+from djinn_lib_trace.waits import DjinnWarning, LineWaits, is_installed, ledger_of, program_frames
+
+from djinn.ir.tape import Tape
+from djinn.ir.value import Slot
+from djinn.kinds import Backend, Connection, OpenBackend
+
+__all__ = ("WatchedBackend", "open_watched")
+
+MANY_WAITS = 50
+"""Waits at one line that make a loop."""
+LONG_S = 0.5
+"""Waiting time at one line that is worth a warning."""
+SHARE = 0.2
+"""Share of the time since the first wait at a line that is worth one."""
+_APPLY = torch.nn.Module._apply.__code__
+
+
+class WatchedBackend(BackendWrapper):
+    """Counts waits by line.
+
+    Args:
+        plain: The backend that does the work.
+        tape: The session's tape, which identifies the session.
+
+    Concurrency:
+        The caller holds the session's lock.
+    """
+
+    def __init__(self, plain: Backend, tape: Tape) -> None:
+        super().__init__(plain)
+        self._ledger = ledger_of(tape)
+        self._movers: set[tuple[str, int]] = set()
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
+        """Fetch values."""
+        with self._counted():
+            return self.plain.fetch(slots, whole=whole)
+
+    def describe(self, slots: Sequence[Slot]) -> list[Any]:
+        """Send everything pending and fetch the metadata of values."""
+        with self._counted():
+            return self.plain.describe(slots)
+
+    def synchronize(self) -> None:
+        """Send everything pending and wait until it has run."""
+        with self._counted():
+            self.plain.synchronize()
+
+    def _traffic(self) -> tuple[int, int, int]:
+        executors = self.plain.executors
+        return (sum(executor.round_trips for executor in executors),
+                sum(executor.connection.bytes_sent for executor in executors),
+                sum(executor.connection.bytes_received for executor in executors))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        began_s = time.perf_counter()
+        trips, sent, received = self._traffic()
+        try:
+            yield
+        finally:
+            ended_s = time.perf_counter()
+            more, sent_now, received_now = self._traffic()
+            if more > trips:
+                line, mover = _where()
+                waits = self._ledger.at(line)
+                waits.began_s = waits.began_s or began_s
+                waits.round_trips += more - trips
+                waits.wait_s += ended_s - began_s
+                waits.bytes_sent += sent_now - sent
+                waits.bytes_received += received_now - received
+        if more > trips:
+            self._warn(line, waits, mover, ended_s)
+
+    def _warn(self, line: tuple[str, int], waits: LineWaits, mover: tuple[str, int] | None, now_s: float) -> None:
+        if mover is not None and mover not in self._movers:
+            self._movers.add(mover)
+            _say(line, f"A module moved from the remote accelerator to the CPU, because {mover[0]}:{mover[1]} said so: "
+                       "from here on it runs in this process. If the library is to use the accelerator, start the "
+                       "program with `djinn run`, or set ACCELERATE_TORCH_DEVICE=remote_accelerator:0 for accelerate "
+                       "and Trainer.")
+        if waits.is_reported or waits.round_trips < MANY_WAITS or waits.wait_s < LONG_S:
+            return
+        passed_s = now_s - waits.began_s
+        if waits.wait_s >= SHARE * passed_s:
+            waits.is_reported = True
+            _say(line, f"This line has waited {waits.round_trips} times for the executor, {waits.wait_s:.1f} s of the "
+                       f"last {passed_s:.1f} s. Keep values on the device in the loop, and fetch them after it: "
+                       'djinn.materialize(...) fetches many at once. djinn.stats(by="line") lists all waits.')
+
+
+class PlacingWatchedBackend(WatchedBackend, PlacingWrapper):
+    """The same for several executors."""
+
+
+def open_watched(opens: OpenBackend, connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Backend:
+    """Open a backend, and wrap it."""
+    plain = opens(connections, tape, released)
+    kind = PlacingWatchedBackend if isinstance(plain, SupportsPlacement) else WatchedBackend
+    return kind(plain, tape)
+
+
+def _where() -> tuple[tuple[str, int], tuple[str, int] | None]:
+    """Return the user's line, and the library's line that moves a module, if there is one."""
+    first: FrameType | None = None
+    mover: FrameType | None = None
+    moves = False
+    for frame in program_frames():
+        code = frame.f_code
+        name = str(frame.f_globals.get("__name__", ""))
+        moves = moves or code is _APPLY
+        if name == "torch" or name.startswith("torch."):
+            continue
+        first = first or frame
+        if not is_installed(code.co_filename):
+            return (code.co_filename, frame.f_lineno), _line_of(mover)
+        if moves and mover is None:
+            mover = frame
+    return _line_of(first) or ("(no Python)", 0), None
+
+
+def _line_of(frame: FrameType | None) -> tuple[str, int] | None:
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _say(line: tuple[str, int], text: str) -> None:
+    file, number = line
+    warnings.warn_explicit(text, DjinnWarning, file, number)
