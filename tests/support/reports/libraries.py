@@ -36,9 +36,13 @@ def page(rows: Sequence[Mapping[str, Any]], versions: Mapping[str, str]) -> str:
              "Differences are relative to the largest number of a result.", "",
              "| script | in process | on a server | operations | round trips |", "|---|---|---|---:|---:|"]
     for script in sorted(SCRIPTS.glob("*.py")):
+        link = f"[{script.stem}](../tests/libraries/scripts/{script.name})"
+        if script.stem not in known:
+            lines.append(f"| {link} | not measured | not measured | | |")
+            continue
         row = known[script.stem]
         served = row["served"]
-        lines.append(f"| [{script.stem}](../tests/libraries/scripts/{script.name}) | {_compared(row['in_process'])} | "
+        lines.append(f"| {link} | {_compared(row['in_process'])} | "
                      f"{_compared(served)} | {served['operations']:,} | {served['round_trips']:,} |")
     for script in sorted(SCRIPTS.glob("*.py")):
         source = script.read_text(encoding="utf-8")
