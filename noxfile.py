@@ -142,6 +142,22 @@ for _version in dict.fromkeys(["2.13.0", "2.15.0", *re.findall(r"conformance-(\d
 
 
 @nox.session
+def libraries(session: nox.Session) -> None:
+    """Run scripts of other libraries with ``djinn run``, compare with the CPU, and write docs/libraries.md.
+
+    With arguments for pytest (``-- -k lightning``), only what they select is run, and nothing is written.
+    """
+    _install(session, "-e", ".[test]", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "pillow",
+             "ipython", "torchmetrics", "trl")
+    results = _output(session, "libraries.jsonl")
+    results.unlink(missing_ok=True)
+    session.run("pytest", "tests/libraries", "-o", "python_files=check_*.py", "--timeout=3600", "-n", "2",
+                *session.posargs, env={**PROFILE, "DJINN_LIBRARY_RESULTS": str(results)})
+    if not session.posargs:
+        session.run("python", "tests/support/reports/libraries.py", str(results))
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure ratios to rivals of the same run, write docs/performance.md, and fail where one is not good enough.
 
