@@ -142,6 +142,22 @@ for _version in dict.fromkeys(["2.13.0", "2.15.0", *re.findall(r"conformance-(\d
 
 
 @nox.session
+def libraries(session: nox.Session) -> None:
+    """Run scripts of other libraries with ``djinn run``, compare with the CPU, and write docs/libraries.md.
+
+    With arguments for pytest (``-- -k lightning``), only what they select is run, and nothing is written.
+    """
+    _install(session, "-e", ".[test]", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "pillow",
+             "ipython", "torchmetrics", "trl")
+    results = _output(session, "libraries.jsonl")
+    results.unlink(missing_ok=True)
+    session.run("pytest", "tests/libraries", "-o", "python_files=check_*.py", "--timeout=3600", "-n", "2",
+                *session.posargs, env={**PROFILE, "DJINN_LIBRARY_RESULTS": str(results)})
+    if not session.posargs:
+        session.run("python", "tests/support/reports/libraries.py", str(results))
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure ratios to rivals of the same run, write docs/performance.md, and fail where one is not good enough.
 
@@ -181,6 +197,19 @@ def soak(session: nox.Session) -> None:
     """Let clients come and go against one server for some minutes (``-- --minutes 60``); fail if it grows."""
     _install(session, "-e", ".[test]")
     session.run("python", "tests/chaos/soak.py", *session.posargs)
+
+
+@nox.session
+def foreign(session: nox.Session) -> None:
+    """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
+
+    ``-- pytorch --source CHECKOUT`` runs PyTorch's; names of files, and arguments of pytest after ``--``, choose some.
+    """
+    if session.posargs[:1] != ["pytorch"]:
+        session.error("Say whose tests: nox -s foreign -- pytorch --source CHECKOUT")
+    _install(session, "-e", ".[test]", "numpy", "expecttest")
+    session.run("python", "-m", "support.foreign.pytorch_tests", *session.posargs[1:], env={"PYTHONPATH": "tests",
+                                                                                           "OMP_NUM_THREADS": "1"})
 
 
 @nox.session

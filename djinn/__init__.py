@@ -5,7 +5,6 @@ Importing registers the device ``remote_accelerator`` with PyTorch. It opens no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,7 +111,7 @@ def _install() -> None:
 
     try:
         selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
-        names: Sequence[str] | None = None if "interceptor" in selection.chosen else ("djinn-interceptor-device",)
+        names = None if "interceptor" in selection.chosen else ["djinn-interceptor-device"]
         plugins = Plugins.load(selection, names=names)
         if plugins.registered("interceptor"):
             runtime.install(plugins.choose("interceptor", "device"))

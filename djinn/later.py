@@ -29,6 +29,7 @@ MODULES = {
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
     "LazyTuple": "djinn_lib_schedule.lazy_tuple",
+    **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "djinn_lib_run.notebook"),
     "MemoryEstimator": "djinn_lib_schedule.liveness",
 }
 """The module of each name."""

@@ -15,7 +15,7 @@ from djinn.errors import ConfigurationError, DjinnError, PluginError
 from djinn.plugins.manager import Plugins, Registered
 from djinn.settings.resolved import selection_of
 from djinn.settings.selection import PluginSelection
-from djinn_cli.commands import add_commands, reflow
+from djinn_cli.commands import add_commands, import_djinn_first, reflow
 from djinn_cli.listing import PluginRow, rows_of
 from djinn_cli.settings_command import SettingRow, settings_of
 
@@ -87,6 +87,7 @@ def build(environ: Mapping[str, str]) -> tuple[typer.Typer, list[DjinnError]]:
     _add_doctor(app, selection, problems, environ)
     commands += add_commands(plugins, app, broken)
     reflow(app)
+    import_djinn_first(app)
     problems += broken
     return app, problems
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +16,10 @@ from djinn.errors import PluginError, PluginValidationError
 from djinn.plugins.checks import remedy
 from djinn.plugins.manager import Plugins, Registered
 
-__all__ = ("add_commands", "reflow")
+__all__ = ("add_commands", "import_djinn_first", "reflow")
+
+_QUICK = frozenset({"settings", "sessions", "kick", "top", "create", "rotate", "revoke", "list", "serve"})
+"""Commands of djinn's own that do without PyTorch, or say something before they import it."""
 
 
 def add_commands(plugins: Plugins, app: typer.Typer, problems: list[PluginError]) -> list[Registered]:
@@ -66,6 +70,28 @@ def _add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: st
         del app.registered_commands[commands:], app.registered_groups[groups:]
         raise
     return added
+
+
+def import_djinn_first(app: typer.Typer) -> None:
+    """Let each command import the package ``djinn``, and PyTorch with it, before it runs."""
+    for command in app.registered_commands:
+        if command.callback is not None and (command.name or "") not in _QUICK:
+            command.callback = _after_import(command.callback)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            import_djinn_first(group.typer_instance)
+
+
+def _after_import(callback: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(callback)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        import djinn
+
+        # Modules of it that are imported before the package itself would import each other in a circle.
+        assert djinn.__version__
+        return callback(*args, **kwargs)
+
+    return run
 
 
 def reflow(app: typer.Typer) -> None:

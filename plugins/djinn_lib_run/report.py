@@ -59,12 +59,16 @@ class RunReport:
         """Whether any operation has run on the device."""
         return self._counts["operations"] > 0
 
-    def summary(self) -> str:
-        """Say in one line what ran where."""
+    def summary(self, running: Mapping[str, int] | None = None) -> str:
+        """Say in one line what ran where.
+
+        Args:
+            running: Counters of the session that is still running.
+        """
         passed_s = time.monotonic() - self._begin_s
         where = " and ".join(self._places) or "the device"
-        counts = self._counts
-        if not self.has_run:
+        counts = {name: count + (running or {}).get(name, 0) for name, count in self._counts.items()}
+        if not counts["operations"]:
             return f"nothing ran on {where}; {passed_s:.1f} s"
         return (f"{_number(counts['operations'], 'operation')} on {where}, "
                 f"{_number(counts['round_trips'], 'round trip')}, {_size(counts['bytes_sent'])} sent, "

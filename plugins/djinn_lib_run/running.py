@@ -20,7 +20,7 @@ from djinn_lib_run.report import RunReport
 if TYPE_CHECKING:
     from djinn.session.session import Session
 
-__all__ = ("RUN_AS", "STRICT_STATUS", "ActiveRun", "begin", "choose", "session_ended", "session_started")
+__all__ = ("RUN_AS", "STRICT_STATUS", "ActiveRun", "begin", "choose", "leave", "session_ended", "session_started")
 
 RUN_AS = "DJINN_RUN_AS"
 """Variable that names the mode of this process and of those that it starts."""
@@ -111,6 +111,15 @@ def begin(mode: RunMode, *, strict: bool = False, is_program: bool = False) -> A
     _run = run
     leaving.at_the_end(run.finish)
     return run
+
+
+def leave() -> None:
+    """Leave the mode that was entered; nothing is reported at the end."""
+    global _run
+    if _run is not None:
+        _run.cancel()
+        os.environ.pop(RUN_AS, None)
+        _run = None
 
 
 def session_started(session: Session) -> None:

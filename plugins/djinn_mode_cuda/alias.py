@@ -13,6 +13,7 @@ from djinn.errors import ConfigurationError
 from djinn.record import devices
 from djinn_mode_cuda import (
     absent,
+    compiling,
     kernels,
     legacy_types,
     one_device,
@@ -45,6 +46,7 @@ def cuda_alias() -> Iterator[None]:
         tensors.replace(patches)
         legacy_types.replace(patches)
         precision.replace(patches)
+        compiling.replace(patches)
         one_device.replace(patches)
         profiling.replace(patches)
         runtime_functions.replace(patches)

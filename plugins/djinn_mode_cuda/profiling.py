@@ -1,14 +1,14 @@
-"""PyTorch's profiler, told to measure CUDA, measures this process: recording, sending and waiting."""
+"""PyTorch's profiler: the activity CUDA measures the remote device."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from djinn.record import devices
 from djinn_mode_cuda.patches import Patches
 
 __all__ = ("replace",)
@@ -23,11 +23,8 @@ def replace(patches: Patches) -> None:
 def _init(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, enabled: Any = True, **kwargs: Any) -> None:  # noqa: N807  # replaces that method
-        is_asked = kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda"
-        if is_asked:
-            kwargs["use_device"] = None
-            warnings.warn("The profiler cannot see the remote CUDA device: it measures this process. djinn trace shows "
-                          "when the server ran what.", stacklevel=2)
+        if kwargs.pop("use_cuda", False) or kwargs.get("use_device") == "cuda":
+            kwargs["use_device"] = devices.logical_device().type
         original(self, enabled, **kwargs)
 
     return __init__

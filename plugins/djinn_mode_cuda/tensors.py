@@ -58,11 +58,14 @@ def _to(original: Any) -> Any:
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As ``torch.Tensor.to``; CUDA is the remote device."""
         if args:
-            first = args[0]
-            if type(first) is str or type(first) is torch.device:
+            first = args[0]  # few are CUDA's, and calls are many
+            if first.startswith("cuda") if type(first) is str else type(first) is torch.device and first.type == "cuda":
                 args = (remote_device(first), *args[1:])
         elif "device" in kwargs:
             kwargs["device"] = remote_device(kwargs["device"])
+        if type(self) is LazyTensor and not torch._C._is_torch_function_mode_enabled():
+            # Otherwise PyTorch would look the function up, find this one, and call it again.
+            return LazyTensor.__torch_function__(original, (LazyTensor,), (self, *args), kwargs)
         return original(self, *args, **kwargs)
 
     return to

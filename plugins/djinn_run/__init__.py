@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     import typer
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from djinn.plugins import Plugins
     from djinn.settings import Declarations
 
-__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_session_closed", "djinn_session_started")
+__all__ = ("djinn_add_settings", "djinn_examine_system", "djinn_register_commands", "djinn_session_closed",
+           "djinn_session_started")
 
 
 @hookimpl
@@ -48,3 +49,12 @@ def djinn_session_closed(stats: Mapping[str, int]) -> None:
     from djinn_lib_run.running import session_ended
 
     session_ended(stats)
+
+
+@hookimpl
+def djinn_examine_system(report: Callable[[str, str, str], None]) -> None:
+    """Report whether ``import torch`` loads djinn, and which run modes there are."""
+    from djinn_run.examining import autoloading, modes
+
+    report("import torch", *autoloading())
+    report("modes of djinn run", *modes())

@@ -40,7 +40,10 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     values = dict(context.params)
     if values["log_format"].value == "text":
         typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
-    # This takes seconds, which `--help` and a mistaken option do not need.
+    # This takes seconds, which `--help` and a mistaken option do not need. The package comes before its modules.
+    import djinn
+
+    assert djinn.__version__
     from djinn_server.opening import ListenError, open_server
     from djinn_server.signals import ServerLoop, catch_signals
 

@@ -113,7 +113,7 @@ def test_what_is_imported_is_declared() -> None:
     allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"],
                "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
                "djinn_server": always | extras["tls"]}
-    own = {"djinn"} | {folder.name for root in IMPORT_ROOTS[1:] for folder in root.iterdir()}
+    own = {"djinn"} | {path.stem for root in IMPORT_ROOTS[1:] for path in root.iterdir()}
     undeclared = {}
     for path in MODULES:
         package = path.relative_to(ROOT).parts[0 if path in KERNEL else 1]

@@ -233,14 +233,24 @@ def test_data_parallel_trains_on_the_one_device() -> None:
     assert weight.grad.tolist() == [[3.0, 3.0]]
 
 
-def test_the_profiler_says_what_it_measures() -> None:
+def test_the_profiler_measures_the_remote_device() -> None:
+    x = torch.ones(256, 256, device="cuda")
+    x.sum().item()
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    measured = torch.profiler.profile(activities=activities)
-    with pytest.warns(UserWarning, match="it measures this process"):
-        measured.start()
-    (torch.ones(2, device="cuda") + 1).tolist()
-    measured.stop()
-    assert "aten::add" in {event.key for event in measured.key_averages()}
+    with torch.profiler.profile(activities=activities) as measured:
+        (x @ x).sum().item()
+    device_us = {row.key: row.self_device_time_total for row in measured.key_averages() if row.self_device_time_total}
+    assert device_us["aten::matmul"] > 0
+
+
+def test_the_compiler_of_cuda_programs_is_not_there() -> None:
+    with pytest.warns(UserWarning, match="Not compiled"):
+        model = torch.compile(torch.nn.Linear(2, 1, bias=False), mode="reduce-overhead").cuda()
+    with pytest.warns(UserWarning, match="Not compiled"):
+        twice = torch.compile(dynamic=False)(lambda x: x.size(0) * x)
+    assert model(torch.ones(1, 2, device="cuda")).tolist() == [[pytest.approx(model.weight.sum().item())]]
+    assert twice(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
+    assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).tolist() == [2.0]
 
 
 def test_legacy_types_know_their_tensors() -> None:

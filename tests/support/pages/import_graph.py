@@ -52,9 +52,11 @@ def layers_of(below: Mapping[str, set[str]]) -> dict[str, int]:
 
 def _packages_import() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {"djinn": set()}
-    for folder in sorted((ROOT / "plugins").glob("djinn_*")):
+    folders = [path for path in sorted((ROOT / "plugins").glob("djinn_*")) if path.is_dir()]
+    drawn = {"djinn", *(folder.name for folder in folders)}
+    for folder in folders:
         names = {name.split(".")[0] for path in folder.rglob("*.py") for name in imported(path)}
-        found[folder.name] = {name for name in names if name.startswith("djinn")} - {folder.name}
+        found[folder.name] = (names & drawn) - {folder.name}
     return found
 
 

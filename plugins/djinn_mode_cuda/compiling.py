@@ -1,0 +1,33 @@
+"""``torch.compile``, whose compiler for CUDA is made of triton and NVIDIA's own, which are not there."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from djinn_mode_cuda.patches import Patches
+
+__all__ = ("replace",)
+
+_FOR_CUDA = "inductor"
+
+
+def replace(patches: Patches) -> None:
+    """Replace the function until the patches are closed."""
+    patches.set(torch, "compile", _compile(torch.compile))
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_(model: Any = None, **kwargs: Any) -> Any:
+        if kwargs.get("backend", _FOR_CUDA) != _FOR_CUDA:
+            return original(model, **kwargs)
+        warnings.warn("Not compiled: the compiler of CUDA programs is not there for a remote device. The program runs "
+                      "as without torch.compile; the backend 'djinn' compiles.", stacklevel=2)
+        return (lambda function: function) if model is None else model
+
+    return compile_
