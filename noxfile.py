@@ -200,6 +200,19 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def foreign(session: nox.Session) -> None:
+    """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
+
+    ``-- pytorch --source CHECKOUT`` runs PyTorch's; names of files, and arguments of pytest after ``--``, choose some.
+    """
+    if session.posargs[:1] != ["pytorch"]:
+        session.error("Say whose tests: nox -s foreign -- pytorch --source CHECKOUT")
+    _install(session, "-e", ".[test]", "numpy", "expecttest")
+    session.run("python", "-m", "support.foreign.pytorch_tests", *session.posargs[1:], env={"PYTHONPATH": "tests",
+                                                                                           "OMP_NUM_THREADS": "1"})
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """Install the project as its users do, and run the demo."""
     _install(session, ".[demo]")

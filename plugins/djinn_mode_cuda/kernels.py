@@ -1,4 +1,4 @@
-"""Kernels for the dispatch key CUDA: what is made on ``cuda`` is made on the remote device.
+"""Kernels for the dispatch key CUDA: tensors created on ``cuda`` are created on the remote device.
 
 PyTorch dispatches the functions that create tensors, and copies between devices, by the device that they name. So the
 kernels cover all of Python's and C++'s ways to name it, in all threads, and cost operations on remote tensors nothing.

@@ -36,7 +36,7 @@ class _TensorType(type):
 
 
 def replace(patches: Patches) -> None:
-    """Replace the types, and what takes them, until the patches are closed."""
+    """Replace the types, and functions that take them, until the patches are closed."""
     types = {}
     for name, dtype in _DTYPES.items():
         types[name] = _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})

@@ -16,7 +16,7 @@ __all__ = ("replace",)
 
 
 def replace(patches: Patches) -> None:
-    """Replace what asks for the type of the devices, and the distribution, until the patches are closed."""
+    """Replace the choice of the device type, and the distribution, until the patches are closed."""
     # `torch.nn.parallel.data_parallel` is also the name of a function.
     for owner in ("torch._utils", "torch.nn.parallel.data_parallel"):
         patches.set(import_module(owner), "_get_available_device_type", lambda: devices.logical_device().type)

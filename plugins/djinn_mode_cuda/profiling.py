@@ -1,4 +1,4 @@
-"""PyTorch's profiler: what it is told to measure on CUDA, it measures on the remote device."""
+"""PyTorch's profiler: the activity CUDA measures the remote device."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _NEEDS_CUDA = (
     "reset_peak_host_memory_stats set_per_process_memory_fraction set_sync_debug_mode temperature use_mem_pool "
     "utilization"
 ).split()
-"""What acts on the process's own CUDA runtime."""
+"""Functions and classes of the process's own CUDA runtime."""
 
 
 def replace(patches: Patches) -> None:
@@ -135,4 +135,4 @@ _FACTS: dict[str, Callable[..., Any]] = {
     "get_arch_list": list,
     "get_gencode_flags": str,
 }
-"""What holds here whatever the server: no CUDA code is built in, nothing is captured or shared with processes."""
+"""Answers that do not depend on the server: no CUDA code is built in, no graph is captured, no memory is shared."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from djinn_server.oversight import RunWatch, Verdicts
 from djinn_server.pending_handshakes import MAX_WAITING, PendingHandshakes
 from djinn_server.starting import await_worker
 from djinn_server.supervisor import Supervisor
-from djinn_server.watching import TenantWatch
+from djinn_server.watching import LOOK_S, TenantWatch
 from djinn_server.worker_process import Connected, Worker
 
 __all__ = ("Gateway",)
@@ -247,16 +248,19 @@ class Gateway:
             return
         client = await anyio.to_thread.run_sync(self._admit, greeting, waiting, limiter=self._checks,
                                                 abandon_on_cancel=True)
+        admitted_s = time.monotonic()
         channel.greeted()
         with self._rejecting("worker"):
             # The values of a dead worker are lost, so a client that wants to resume need not wait for the next worker.
             worker = (self._supervisor.present_worker(client.tenant) if greeting.resume
                       else await await_worker(self._supervisor, client.tenant,
                                               lambda waited_s: send_to(channel, sequence, Starting(waited_s))))
-        # The token was valid when the client connected, and may have ended while the worker was starting.
-        await anyio.to_thread.run_sync(self._authentication.check_current, client, limiter=self._checks)
-        self.watch.let_in(client)
+        if time.monotonic() - admitted_s > LOOK_S:
+            # The token was valid when the client connected, and may have ended while the worker was starting.
+            await anyio.to_thread.run_sync(self._authentication.check_current, client, limiter=self._checks)
         await self._pass_on(channel, sequence, greeting, worker, client)
+        # The watch sees from now on when the token ends. Earlier, it could end a session that has not begun.
+        self.watch.let_in(client)
 
     async def _pass_on(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, worker: Worker,
                        client: AuthenticatedClient | None) -> None:

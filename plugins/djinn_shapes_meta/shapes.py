@@ -17,6 +17,9 @@ from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
 
+_NUMBERS = {int: (False, False, True), float: (False, True, True), complex: (True, True, True)}
+"""Ranks of Python's numbers; see `_kind_of`."""
+
 
 class MetaShapes:
     """Runs the operator itself on tensors without data.
@@ -78,7 +81,7 @@ def _is_unchecked(
     overlaps_itself = any(extent > 1 and not step for tensor in written
                           for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
     kinds = [_kind_of(item.dtype) for item in tensors_in(named.values())]
-    kinds += [_kind_of(torch.result_type(item, True)) for item in named.values() if type(item) in (int, float, complex)]
+    kinds += [_NUMBERS[type(item)] for item in named.values() if type(item) in _NUMBERS]
     narrows = bool(written) and facts.name not in ("aten::copy_", "aten::fill_.Scalar") and (
         max(kinds) > min(_kind_of(tensor.dtype) for tensor in written))
     return (overlaps_itself or narrows or _converts_out(operator, named) or not has_dimensions(facts, named)

@@ -117,3 +117,9 @@ def test_what_is_right_at_the_edge_is_recorded_without_a_trip() -> None:
     torch.multinomial(on(3), 5, replacement=True)
     assert (on(0, 3)[on([]).long()]).shape == (0, 3)
     assert djinn.stats()["round_trips"] == before
+
+
+def test_the_largest_of_unsigned_integers_is_a_number_like_others() -> None:
+    largest = torch.iinfo(torch.uint64).max
+    filled = torch.full((2,), largest, dtype=torch.uint64)
+    assert torch.equal(filled.to(REMOTE).eq(largest).cpu(), filled.eq(largest))
