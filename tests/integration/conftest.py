@@ -91,6 +91,17 @@ def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -
     return server
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, here and in processes started here, also where whoever runs the tests has it ignored.
+
+    A shell without job control has it ignored by whatever it starts in the background.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server that all tests share. A test that harms it fails, and so do others."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -184,14 +184,6 @@ def interrupt_soon(number: int = signal.SIGINT, delay_s: float = 0.4) -> None:
     main = threading.main_thread().ident
     assert main is not None
     threading.Timer(delay_s, signal.pthread_kill, (main, number)).start()
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C raises, also where whoever runs the tests has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 needs_signals = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="interrupts a thread by signal")

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
@@ -164,7 +165,9 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    folders = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
+    _forget_shadowed(folders)
+    sys.path[:0] = ["", *folders]
     sys.argv = ["-c", *arguments]
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
@@ -172,3 +175,17 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
         # An interpreter of its own ends so; one of multiprocessing's leaves the second out.
         threading._shutdown()  # type: ignore[attr-defined]  # there is no public way
         atexit._run_exitfuncs()
+
+
+def _forget_shadowed(folders: Sequence[str]) -> None:
+    """Forget packages imported before the fork if these folders have another of the same name, which then counts."""
+    shadowed = set()
+    for name, module in sys.modules.items():
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        # Python has imported much of its own library before it looks at any folder.
+        if origin is not None and "." not in name and name not in sys.stdlib_module_names:
+            found = PathFinder.find_spec(name, folders)
+            if found is not None and found.origin not in (None, origin):
+                shadowed.add(name)
+    for name in [name for name in sys.modules if name.partition(".")[0] in shadowed]:
+        del sys.modules[name]
