@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.kinds import BackendContext, OpenBackend
 
 if TYPE_CHECKING:
+    from djinn.kinds import BackendContext, OpenBackend
     from djinn.session.session import Session
 
 __all__ = ("djinn_session_started", "djinn_wrap_backend")

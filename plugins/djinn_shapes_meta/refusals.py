@@ -95,6 +95,8 @@ def _power(named: Mapping[str, Any]) -> bool:
 def _randperm(named: Mapping[str, Any]) -> bool:
     out = named.get("out")
     dtype = named.get("dtype") or (torch.int64 if out is None else out.dtype)
+    if dtype.is_complex or dtype is torch.bool:
+        return True
     largest = 2 / torch.finfo(dtype).eps + 1 if dtype.is_floating_point else torch.iinfo(dtype).max
     return not 0 <= named["n"] <= largest
 
@@ -110,6 +112,8 @@ def _multinomial(named: Mapping[str, Any]) -> bool:
 
 def _random(named: Mapping[str, Any]) -> bool:
     dtype = named["self"].dtype
+    if dtype.is_complex:
+        return True
     if dtype.is_floating_point:
         largest = 2 / torch.finfo(dtype).eps
         smallest = -largest

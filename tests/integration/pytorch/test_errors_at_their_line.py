@@ -57,6 +57,8 @@ MISTAKES = (
     Mistake("uniform", lambda on: on(3).uniform_(0.0, 1.0), lambda on: on(3).uniform_(1.0, 0.0)),
     Mistake("uniform of halves", lambda on: on(3).half().uniform_(), lambda on: on(3).half().uniform_(-1e5, 1e5)),
     Mistake("random", lambda on: on(3).random_(1, 2), lambda on: on(3).random_(2, 1)),
+    Mistake("random of complex numbers", lambda on: on(3).random_(0, 2),
+            lambda on: on(3).to(torch.cfloat).random_(0, 2)),
     Mistake("random of bytes", lambda on: on([1]).byte().random_(0, 256), lambda on: on([1]).byte().random_(0, 257)),
     Mistake("exponential", lambda on: on(3).exponential_(1.0), lambda on: on(3).exponential_(-0.5)),
     Mistake("cauchy", lambda on: on(3).cauchy_(0.0, 0.5), lambda on: on(3).cauchy_(0.0, -0.5)),
@@ -100,6 +102,15 @@ def test_randperm_over_its_dtype(count: int, dtype: torch.dtype) -> None:
     torch.randperm(4, dtype=dtype, device=REMOTE)
     with pytest.raises(RuntimeError) as got:
         torch.randperm(count, dtype=dtype, device=REMOTE)
+    assert str(got.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool])
+def test_randperm_of_what_has_no_permutations(dtype: torch.dtype) -> None:
+    with pytest.raises(NotImplementedError) as wanted:
+        torch.randperm(3, dtype=dtype)
+    with pytest.raises(NotImplementedError) as got:
+        torch.randperm(3, dtype=dtype, device=REMOTE)
     assert str(got.value) == str(wanted.value)
 
 

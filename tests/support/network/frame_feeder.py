@@ -63,9 +63,12 @@ class Bytes:
 
     def __init__(self) -> None:
         self.data = memoryview(b"")
+        self.bytes_received = 0
+        self.unread_bytes = 0
 
     def take(self, length: int) -> memoryview:
         taken, self.data = self.data[:length], self.data[length:]
+        self.bytes_received += len(taken)
         return taken
 
     def receive(self, views: Sequence[memoryview]) -> int:
