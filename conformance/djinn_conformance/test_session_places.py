@@ -39,6 +39,9 @@ BODIES: dict[str, _Call] = {
     "as_strided": lambda part: part.as_strided((2,), (1,), 3),
     "cat": lambda part: torch.cat([part, part]),
     "norm": lambda part: torch.layer_norm(part, part.shape[-1:]),
+    "select_scatter": lambda part: part.select_scatter(torch.zeros_like(part[0]), 0, 1),
+    "slice_scatter": lambda part: part.slice_scatter(torch.zeros_like(part[:1]), 0, 0, 1),
+    "diagonal_scatter": lambda part: part.diagonal_scatter(torch.zeros_like(part.diagonal())),
     "product": lambda part: part @ part.transpose(0, 1),
 }
 _INDICES = (0, 1, 3, -1, -4, 4, 6, -7)

@@ -1,7 +1,9 @@
 """Plans of calls that differ from a known one only in where operands begin in memory, or in an index.
 
-A loop over the elements of a tensor makes such calls. Their metadata follows from that of the known call: a new tensor
-is laid out regardless of where its operands begin, and a view is moved as far as its base is. The results of indices
+A loop over the elements of a tensor makes such calls. Their metadata follows from that of the known call: a view is
+moved as far as its base is, and a new tensor is laid out as before. A few operators (``aten::select_scatter``) copy an
+operand with its offset; a plan shows this only if its operands do not begin at zero. So each plan holds for the
+operands that begin at zero where its own do, and is not kept if a new tensor begins elsewhere. The results of indices
 and slices follow from the sizes and strides of the operand. So nothing is inferred.
 """
 
@@ -113,6 +115,10 @@ class DerivedPlans:
                for result, alias in zip(signature.results, signature.aliases, strict=True)):
             # The offset counts elements, whose size is another.
             return
+        if any(result is not None and alias < 0 and result.storage_offset
+               for result, alias in zip(signature.results, signature.aliases, strict=True)):
+            # It begins where an operand does.
+            return
         if len(self._known) >= MAX_KNOWN:
             self._known, self._older = {}, self._known
         self._known[key] = plan
@@ -127,12 +133,12 @@ def _like(known: CallPlan, results: tuple[TensorSpec | None, ...], operands: tup
 
 
 def _scan(items: Sequence[Any], key: list[Any], tensors: list[LazyTensor], *, erase: bool) -> None:
-    """Describe arguments as `djinn.record.recorder.scan` does, without the offsets of tensors."""
+    """Describe arguments as `djinn.record.recorder.scan` does; of offsets, only whether they are zero."""
     for item in items:
         kind = type(item)
         if isinstance(item, LazyTensor):
             spec = item._value.spec
-            key += (kind, spec.size, spec.stride, spec.dtype, spec.device)
+            key += (kind, spec.size, spec.stride, spec.dtype, spec.device, not spec.storage_offset)
             tensors.append(item)
         elif isinstance(item, (list, tuple)):
             key += (list, len(item))

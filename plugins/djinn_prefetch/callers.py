@@ -16,6 +16,7 @@ from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any
+from weakref import ref
 
 import attrs
 import torch
@@ -43,8 +44,8 @@ _OWN = ("djinn", "djinn_host_interop", "djinn_interceptor_device", "djinn_lib_sc
 _KEEPS_LOCALS = sys.version_info < (3, 13)
 """Whether looking at a caller's variables keeps their values alive until it returns."""
 
-Place = tuple[CodeType, int]
-"""A place in a program: code, and the position in it."""
+Place = tuple[ref[CodeType], int]
+"""A place in a program: code, and the position in it. Compilers free what belongs to code once the code is gone."""
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +84,7 @@ def read_ahead(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Pl
         asked = asked if asked is not None else _find(frame, slot)
     else:
         return None
-    place = frame.f_code, frame.f_lasti
+    place = ref(frame.f_code), frame.f_lasti
     if asked is None or is_dull(place):
         return None
     key = key_of(asked)
@@ -227,11 +228,13 @@ def _moved(module: torch.nn.Module) -> list[Any]:
 
 
 @lru_cache(512)
-def _loops(code: CodeType) -> tuple[tuple[int, int], ...]:
-    """List where loops begin and end."""
-    return tuple((jump.argval, jump.offset) for jump in dis.get_instructions(code)
+def _loops(alive: ref[CodeType]) -> tuple[tuple[int, int], ...]:
+    """List where loops begin and end. The cache keeps no code alive."""
+    code = alive()
+    instructions = () if code is None else dis.get_instructions(code)
+    return tuple((jump.argval, jump.offset) for jump in instructions
                  if "JUMP_BACKWARD" in jump.opname and not jump.opname.endswith("NO_INTERRUPT"))
 
 
 def _is_looping(code: CodeType, position: int) -> bool:
-    return any(begin <= position <= end for begin, end in _loops(code))
+    return any(begin <= position <= end for begin, end in _loops(ref(code)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,15 @@ def test_tensors_live_no_longer_for_having_been_looked_at() -> None:
     djinn.synchronize()
     before = djinn.stats()["live_handles"]
     assert hold_none() == before
+
+
+def test_code_lives_no_longer_for_having_been_looked_at() -> None:
+    made: dict[str, Any] = {}
+    exec("def fetch(tensors):\n    for tensor in tensors:\n        tensor.cpu()\n    tensors[0].cpu()", made)
+    code = weakref.ref(made["fetch"].__code__)
+    djinn.reset_stats()
+    made["fetch"]([torch.ones(4, device=DEVICE) for _ in range(5)])
+    assert djinn.stats()["prefetched"]
+    made.clear()
+    gc.collect()
+    assert code() is None

@@ -49,6 +49,11 @@ MUTANTS = (
     mutant("view-not-moved-with-its-base", "session.places_derived",
            "djinn_interceptor_device.derived_plans:DerivedPlans._moved", "result.storage_offset + now.storage_offset -",
            "result.storage_offset or now.storage_offset -"),
+    mutant("offset-of-a-copy-not-looked-at", "session.places_derived",
+           "djinn_interceptor_device.derived_plans:_scan", ", not spec.storage_offset)", ")"),
+    mutant("copy-begins-where-the-first-did", "session.places_derived",
+           "djinn_interceptor_device.derived_plans:DerivedPlans._remember", "alias < 0 and result.storage_offset",
+           "False"),
     mutant("slice-from-beyond-its-end", "session.places_derived", "djinn_interceptor_device.derived_plans:_bounded",
            "max(place + extent if place < 0 else place, least)", "place + extent if place < 0 else place"),
     # What a call gives back.
