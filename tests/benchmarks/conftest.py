@@ -123,6 +123,8 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
         return ServerProcess(address, workers[0] if workers else process.pid)
 
     yield start
+    # A server that is told to stop waits for its sessions.
+    djinn.shutdown()
     for process in started:
         process.terminate()
         process.wait(timeout=20)
