@@ -179,7 +179,8 @@ assert djinn.is_initialized()
 
 def test_commands_that_need_all_of_it_get_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch\nprint(torch.ones(3).sum().item())\n")
-    done = in_new_interpreter(f"from djinn_start import main; main(['trace', {str(tmp_path / 'script.py')!r}, "
-                              f"'--output', {str(tmp_path / 'out')!r}])")
+    done = in_new_interpreter(f"from djinn_start import main; main(['trace', '--output', {str(tmp_path / 'out')!r}, "
+                              f"{str(tmp_path / 'script.py')!r}])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3.0\n")
+    assert (tmp_path / "out.html").exists()
