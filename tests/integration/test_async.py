@@ -39,11 +39,20 @@ def address(request: pytest.FixtureRequest) -> str:
     return "local://" if request.param == "local" else request.getfixturevalue("server").address
 
 
-_gates: list[threading.Event] = []
+class Gate(threading.Event):
+    """What holds an operation, and whether one has come to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reached = threading.Event()
+
+
+_gates: list[Gate] = []
 
 
 @torch.library.custom_op("test_async::hold", mutates_args=())
 def hold(tensor: torch.Tensor) -> torch.Tensor:
+    _gates[-1].is_reached.set()
     _gates[-1].wait()
     return tensor.clone()
 
@@ -52,9 +61,9 @@ hold.register_fake(torch.empty_like)
 
 
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
+def gate() -> Iterator[Gate]:
     """Opened by a test, so that an operation that holds at it may end."""
-    made = threading.Event()
+    made = Gate()
     _gates.append(made)
     yield made
     made.set()
@@ -118,7 +127,7 @@ async def test_errors_arrive(address: str) -> None:
         await djinn.init_async("tcp://127.0.0.1:1")
 
 
-async def test_the_loop_is_as_punctual_as_without_a_call(gate: threading.Event) -> None:
+async def test_the_loop_is_as_punctual_as_without_a_call(gate: Gate) -> None:
     held_s = 0.3
     await djinn.init_async()
     x = torch.ones(3).to(DEVICE)
@@ -177,7 +186,7 @@ async def test_many_tasks_at_once(address: str) -> None:
         number: (torch.arange(4.0) * number).tolist() for number in range(count)}
 
 
-async def test_a_cancelled_call_takes_nothing_from_others(gate: threading.Event) -> None:
+async def test_a_cancelled_call_takes_nothing_from_others(gate: Gate) -> None:
     await djinn.init_async()
     x = torch.ones(3).to(DEVICE)
     held, made = hold(x) + 1, []
@@ -204,7 +213,7 @@ async def test_a_cancelled_call_takes_nothing_from_others(gate: threading.Event)
     assert (await djinn.materialize_async(held)).tolist() == [2, 2, 2]
 
 
-async def test_once_no_call_waits_the_abandoned_work_is_cancelled(gate: threading.Event) -> None:
+async def test_once_no_call_waits_the_abandoned_work_is_cancelled(gate: Gate) -> None:
     await djinn.init_async()
     x = torch.ones(3).to(DEVICE)
     kept = x * 5
@@ -212,7 +221,8 @@ async def test_once_no_call_waits_the_abandoned_work_is_cancelled(gate: threadin
     lost = held + 1
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(djinn.materialize_async, lost)
-        await until(waiting)
+        # Whatever has not begun is cancelled.
+        await until(gate.is_reached.is_set)
         tasks.start_soon(djinn.materialize_async, x + 2)
         await until(lambda: len(calls._awaited) == 2)
         tasks.cancel_scope.cancel()
@@ -223,7 +233,7 @@ async def test_once_no_call_waits_the_abandoned_work_is_cancelled(gate: threadin
     assert (await djinn.materialize_async(kept + 1)).tolist() == [6, 6, 6]
 
 
-async def test_the_loop_records_and_calls_while_another_task_waits(gate: threading.Event) -> None:
+async def test_the_loop_records_and_calls_while_another_task_waits(gate: Gate) -> None:
     """The gate is opened by the loop, so a loop that waited for the executor would wait for ever."""
     await djinn.init_async(flush_every=8)
     x = torch.ones(3).to(DEVICE)
@@ -246,7 +256,7 @@ async def test_the_loop_records_and_calls_while_another_task_waits(gate: threadi
 
 
 async def test_no_session_runs_after_init_was_cancelled(monkeypatch: pytest.MonkeyPatch,
-                                                        gate: threading.Event) -> None:
+                                                        gate: Gate) -> None:
     began = threading.Event()
     monkeypatch.setattr(runtime, "_init_hooks", [lambda: (began.set(), gate.wait())])
     async with anyio.create_task_group() as tasks:
