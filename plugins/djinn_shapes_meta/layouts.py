@@ -44,7 +44,7 @@ CONTIGUOUS = frozenset("_softmax _log_softmax _softmax_backward_data _log_softma
 """Operators whose result is contiguous, whatever their operands are."""
 
 
-def is_converted_first(
+def _is_converted_first(
     facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]
 ) -> bool:
     """Whether a CPU copies an operand to another dtype before its strides are considered, which may change them."""
@@ -61,8 +61,10 @@ def is_converted_first(
 
 def corrected(
     facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Return the results that meta inferred, with the strides that device kernels choose."""
+) -> tuple[Any, ...] | None:
+    """Return the results that meta inferred, with the strides that device kernels choose; ``None`` if unknown."""
+    if _is_converted_first(facts, args, kwargs, results):
+        return None
     rule = _RULES.get(_name_of(facts))
     if rule is None or "out" in kwargs or not isinstance(results[0], OutputSpec):
         return tuple(results)

@@ -10,7 +10,7 @@ import torch
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec
-from djinn_shapes_meta.layouts import corrected, is_converted_first
+from djinn_shapes_meta.layouts import corrected
 from djinn_shapes_meta.refusals import decided_by_numbers, is_refused
 from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 
@@ -67,10 +67,10 @@ class MetaShapes:
                 return None
             specs = tuple(OutputSpec.of(member) for member in members if member is not None)
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
-        if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(
-            operator, arguments, before) or is_converted_first(facts, args, kwargs, results):
+        if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, before):
             return None
-        return Inference(corrected(facts, args, kwargs, results), tuple(map(OutputSpec.of, arguments)))
+        laid_out = corrected(facts, args, kwargs, results)
+        return None if laid_out is None else Inference(laid_out, tuple(map(OutputSpec.of, arguments)))
 
 
 def _is_unchecked(
