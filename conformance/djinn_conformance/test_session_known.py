@@ -29,13 +29,15 @@ _MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
 )
 _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: a + n, lambda a, b, n: a * n - a, lambda a, b, n: a == n, lambda a, b, n: (a < 1).any(),
-    lambda a, b, n: (a != 0).all(), lambda a, b, n: a.reshape(-1)[:2], lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape),
+    lambda a, b, n: (a != 0).all(), lambda a, b, n: a.reshape(-1)[:2],
+    lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape),
     lambda a, b, n: torch.cat([a.reshape(-1), torch.ones(n + 1, device=a.device, dtype=a.dtype)]),
     lambda a, b, n: torch.cat([a.reshape(-1), b.reshape(-1).to(a.dtype)]),
     lambda a, b, n: torch.where(a > 0, b.reshape(-1)[0], b.reshape(-1)[-1]),
     lambda a, b, n: torch.isin(a, b), lambda a, b, n: a.to(torch.int8), lambda a, b, n: a.to(torch.float32) / 3,
     lambda a, b, n: a.sum(), lambda a, b, n: a.cumsum(0), lambda a, b, n: a & (b.reshape(-1)[0] > 0),
-    lambda a, b, n: a.max(), lambda a, b, n: a.masked_fill(a > 1, n), lambda a, b, n: a.t() if a.dim() == 2 else a.flip(0),
+    lambda a, b, n: a.max(), lambda a, b, n: a.masked_fill(a > 1, n),
+    lambda a, b, n: a.t() if a.dim() == 2 else a.flip(0),
     lambda a, b, n: torch.zeros_like(a) - n, lambda a, b, n: a // max(n, 1), lambda a, b, n: a.argmax(),
     lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
 )
@@ -45,7 +47,8 @@ _WRITTEN: tuple[Call, ...] = (
     lambda a, b, n: a.set_(b), lambda a, b, n: torch._foreach_add_([a], 1), lambda a, b, n: a.data.mul_(2),
 )
 _ASKED: tuple[Call, ...] = (
-    lambda a, b, n: a.cpu(), lambda a, b, n: a.reshape(-1)[0].item(), lambda a, b, n: bool((a == b.reshape(-1)[0]).any()),
+    lambda a, b, n: a.cpu(), lambda a, b, n: a.reshape(-1)[0].item(),
+    lambda a, b, n: bool((a == b.reshape(-1)[0]).any()),
     lambda a, b, n: a.tolist(), lambda a, b, n: torch.equal(a, b), lambda a, b, n: int(a.sum()),
     lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape).cpu(),
 )
@@ -60,8 +63,8 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
     """Draw programs of small integers, with writes through aliases and real numbers among them, and ask for values."""
     cpu, history = torch.device("cpu"), [""]
     pools: dict[torch.device, list[Any]] = {cpu: [], session.device: []}
-    kinds = ["made", *data.draw(st.lists(st.sampled_from(["made", "computed", "computed", "computed", "written", "asked"]),
-                                         max_size=_MAX_STEPS)), "asked"]
+    steps = st.sampled_from(["made", "computed", "computed", "computed", "written", "asked"])
+    kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked"]
     for kind in kinds:
         chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
         first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
@@ -79,7 +82,9 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
         expect_same_tensor(mine.cpu(), ours, "a value at the end", "; ".join(history))
 
 
-def _outcome(pool: list[Any], device: torch.device, kind: str, chosen: int, first: int, second: int, number: int) -> Any:
+def _outcome(
+    pool: list[Any], device: torch.device, kind: str, chosen: int, first: int, second: int, number: int,
+) -> Any:
     """Do one thing; return what a question gives, or that eager refuses the call."""
     try:
         made = _MADE[chosen](device, number) if kind == "made" else _GROUPS[kind][chosen](

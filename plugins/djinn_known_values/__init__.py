@@ -24,7 +24,7 @@ def djinn_add_settings(settings: Declarations) -> None:
 
 @hookimpl(tryfirst=True)
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; outside of recovery, which repeats what was asked."""
+    """Wrap the backend unless the settings say otherwise; outside of recovery, which repeats requests."""
     limit_bytes = context.settings(KnownValueSettings).known_value_bytes
     if not limit_bytes:
         return None

@@ -28,7 +28,7 @@ MAX_RULES = 8192
 class KnowingBackend(BackendWrapper):
     """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
 
-    It looks at what was recorded when something is about to be sent or asked for, never when it is recorded.
+    It looks at recorded operations when something is about to be sent or asked for, never while they are recorded.
 
     Args:
         plain: The backend that does the work.

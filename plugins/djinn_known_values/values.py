@@ -1,4 +1,4 @@
-"""The values that the client knows: what they are, and how they are computed when somebody asks."""
+"""The values that the client knows, computed when somebody asks for one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Call:
     Attributes:
         node: The operation; ``None`` once it is computed.
         operands: The values that it takes.
-        results: What it gives, once it is computed.
+        results: Its results, once it is computed.
         pending: How many operations are to be computed for it, at most.
     """
 
