@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from djinn_conformance.layouts import LAYOUTS, Operands
 
-__all__ = ("FORMS", "Layout", "calls_of", "operands")
+__all__ = ("FORMS", "DrawnLayout", "calls_of", "operands")
 
 _ONE = ("abs acos asin asinh atan atanh bitwise_not ceil clone cos cosh digamma elu empty_like erf erfc exp expm1 "
         "flip:[0] floor frac gelu hardsigmoid hardswish hardtanh isfinite isinf isnan isneginf isposinf leaky_relu "
@@ -35,7 +35,7 @@ _DTYPES = (torch.float32, torch.float32, torch.bfloat16, torch.int64, torch.bool
 
 
 @attrs.frozen
-class Layout:
+class DrawnLayout:
     """How one operand lies in memory.
 
     Attributes:
@@ -72,7 +72,7 @@ def operands(draw: Callable[..., Any], count: int) -> list[torch.Tensor]:
         narrowed = tuple(draw(st.lists(st.booleans(), min_size=len(size), max_size=len(size)))
                          if draw(st.integers(0, 3)) == 3 else [False] * len(size))
         how = draw(st.lists(st.sampled_from(tuple(LAYOUTS)), min_size=1, max_size=2))
-        made.append(Layout(dtype if own else draw(st.sampled_from(_DTYPES)), narrowed, tuple(how), choose).tensor(size))
+        made.append(DrawnLayout(dtype if own else draw(st.sampled_from(_DTYPES)), narrowed, tuple(how), choose).tensor(size))
     return made
 
 
