@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812  # PyTorch's own name for it
+from torch.nn import functional as F
 
 import djinn  # noqa: F401  # registers the device
 
@@ -19,8 +19,8 @@ class Halved(torch.Tensor):
     stored: torch.Tensor
 
     @staticmethod
-    def __new__(cls, stored: torch.Tensor) -> Halved:
-        made: Halved = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=stored.dtype, device=stored.device)
+    def __new__(cls, stored: torch.Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=stored.dtype, device=stored.device)
         return made
 
     def __init__(self, stored: torch.Tensor) -> None:
