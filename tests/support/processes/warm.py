@@ -77,7 +77,8 @@ class WarmPython:
         log: Where it writes its errors.
         folder: Where it works; here, if ``None``.
         prints: Whether what it prints is read from ``stdout``; it goes to the log otherwise.
-        has_djinn: Whether djinn and its plugins have been imported before it begins.
+        has_djinn: Whether djinn and its plugins have been imported before it begins, unless the environment chooses
+            plugins.
 
     Attributes:
         stdout: What it prints.
@@ -87,7 +88,9 @@ class WarmPython:
                  folder: Path | None = None, prints: bool = True, has_djinn: bool = False) -> None:
         log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
-        kind = _LoadedProcess if has_djinn else _FORKS.Process
+        # Which device `import djinn` makes is chosen by these.
+        is_special = any(environment.get(name) for name in ("DJINN_PLUGINS", "DJINN_RUN_AS"))
+        kind = _LoadedProcess if has_djinn and not is_special else _FORKS.Process
         self._process = kind(target=_become, daemon=True, args=(
             program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
             str(folder or Path.cwd())))
@@ -159,8 +162,12 @@ def clean_environment(**environ: str) -> dict[str, str]:
 
 def run_djinn(*arguments: str, path: Path | None = None, folder: Path | None = None, timeout_s: float = 120.0,
               **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the program ``djinn`` until it ends, as `run_python` runs a program; djinn has been imported before."""
-    return run_python(_DJINN, *arguments, path=path, folder=folder, timeout_s=timeout_s, has_djinn=True, **environ)
+    """Run the program ``djinn`` until it ends, as `run_python` runs a program.
+
+    What it needs has been imported before, but for ``djinn run``: when a script meets djinn is what matters there.
+    """
+    return run_python(_DJINN, *arguments, path=path, folder=folder, timeout_s=timeout_s,
+                      has_djinn=arguments[:1] != ("run",), **environ)
 
 
 def run_python(program: str, *arguments: str, path: Path | None = None, folder: Path | None = None,
