@@ -142,8 +142,9 @@ def seen_of_calls(
             if not isinstance(result, torch.Tensor):
                 seen.append(result)
                 continue
-            seen += [result.cpu(), result.stride(), result.storage_offset(), result.device == given.device,
-                     [result is other for other in results], result.data_ptr() == given.data_ptr(), result._base is given]
+            seen += [result.cpu(), result.stride(), result.storage_offset(), result.device == given.device]
+            seen += [[result is other for other in results], result.data_ptr() == given.data_ptr()]
+            seen.append(result._base is given)
         seen += [given.cpu(), given._version - version, *[buffer.cpu() for buffer in module.buffers()],
                  torch.rand(2, device=device).cpu()]
     return seen

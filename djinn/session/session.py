@@ -313,11 +313,6 @@ class Session:
 
         return stop
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether nodes are passed to anybody as they are recorded."""
-        return bool(self._captures)
-
     def _rebind_append(self) -> None:
         plain = self.tape.nodes.append
         captures = tuple(self._captures)

@@ -89,7 +89,7 @@ class RemoteGraph:
     def _may_repeat(self, session: Session, operands: Sequence[Any]) -> bool:
         return (
             self._can_repeat
-            and not session.is_captured
+            and not _is_captured(session)
             and not torch.is_grad_enabled()
             and not torch._C._len_torch_dispatch_stack()
             and {*map(type, operands)} <= {LazyTensor}
@@ -109,6 +109,11 @@ def _is_repeatable(node: torch.fx.Node) -> bool:
         return False
     leaves = torch.utils._pytree.tree_leaves((node.args, node.kwargs))
     return not any(isinstance(item, torch.Generator) for item in leaves)
+
+
+def _is_captured(session: Session) -> bool:
+    """Whether somebody receives each node as it is recorded."""
+    return session.recorder.append != session.tape.nodes.append
 
 
 def _share_memory(operands: Sequence[LazyTensor]) -> bool:

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from djinn.ir.value import Slot, Value
 from djinn.record.tensor import LazyTensor, wrap
 from djinn_dynamo.recording import is_repeatable, listen, storages_written
+from djinn_dynamo.results import Constant
 from djinn_dynamo.segments import Segment, make_piece
 
 if TYPE_CHECKING:
@@ -53,14 +54,7 @@ class Made:
     spec: TensorSpec
 
 
-@attrs.frozen
-class Plain:
-    """A result that is not a tensor."""
-
-    value: Any
-
-
-Form: TypeAlias = Same | Alias | Made | Plain
+Form: TypeAlias = Same | Alias | Made | Constant
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +104,7 @@ class RemotePlan:
 
 
 def _given_back(form: Form, operands: Sequence[LazyTensor]) -> Any:
-    if isinstance(form, Plain):
+    if isinstance(form, Constant):
         return form.value
     if isinstance(form, Same):
         return operands[form.index]
@@ -191,7 +185,7 @@ def _forms(
     kept: dict[Slot, None] = {}
     for result in returned:
         if not isinstance(result, torch.Tensor):
-            forms.append(Plain(result))
+            forms.append(Constant(result))
         elif id(result) in indices:
             forms.append(Same(indices[id(result)]))
         elif type(result) is not LazyTensor or result.is_conj() or result.is_neg() or result.requires_grad:
