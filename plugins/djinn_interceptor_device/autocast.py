@@ -246,7 +246,8 @@ class _Probe(torch.Tensor):
 def _planted() -> torch.Tensor:
     """Make PyTorch cache the cast of a probe, and return the cast."""
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    with torch.inference_mode(mode=False), torch.enable_grad():
+    # Nothing may be saved for backward: checkpoints and others' hooks count what is.
+    with torch.inference_mode(mode=False), torch.no_grad():
         probe = _Probe.probe(torch.float32).requires_grad_()
         torch.set_autocast_enabled("cpu", True)
         torch.set_autocast_dtype("cpu", torch.bfloat16)

@@ -270,3 +270,14 @@ def test_lists_of_cuda_are_followed_on_a_cuda_executor(monkeypatch: pytest.Monke
         assert torch.addcmul(half, x, half).dtype == torch.float32
         with pytest.raises(RuntimeError, match="unsafe to autocast"):
             F.binary_cross_entropy(half, half)
+
+
+def test_a_checkpoint_in_autocast_saves_what_its_recomputation_saves() -> None:
+    weights = torch.ones(3, 3, device=DEVICE, requires_grad=True)
+    with torch.autocast("remote_accelerator", torch.bfloat16):
+        # A first cast outside of the checkpoint; the recomputation casts anew.
+        before = torch.ones(2, 3, device=DEVICE) @ weights
+        result = checkpoint(lambda x: (x @ weights).relu(), before, use_reentrant=False)
+    result.sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [[12.0] * 3] * 3
