@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import attrs
@@ -29,6 +31,14 @@ class TensorSpec:
     """Type of an element."""
     device: torch.device
     """Logical device, for example ``remote_accelerator:0``."""
+    layout: dict[str, Any] = attrs.field(init=False, repr=False)
+    """What PyTorch needs to know of it beside the size; strides and offset only where they are not the usual ones."""
+
+    @layout.default
+    def _layout(self) -> dict[str, Any]:
+        is_usual = not self.storage_offset and self.stride in ((), _contiguous_stride(self.size))
+        placed = {} if is_usual else {"strides": self.stride, "storage_offset": self.storage_offset}
+        return {"dtype": self.dtype, "device": self.device, **placed}
 
     @property
     def numel(self) -> int:
@@ -94,6 +104,10 @@ def tensors_in(items: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(item, (list, tuple)):
             found += tensors_in(item)
     return found
+
+
+def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:
+    return tuple(accumulate((max(extent, 1) for extent in size[:0:-1]), mul, initial=1))[::-1]
 
 
 def _key(spec: TensorSpec) -> tuple[object, ...]:

@@ -242,7 +242,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
             key.append(bool)
         elif isinstance(item, (list, tuple)):
             first = type(item[0]) if item else None
-            if (first is int or first is float) and all(type(member) is first for member in item):
+            if (first is int or first is float) and len({*map(type, item)}) == 1:
                 key.append(tuple(item))
                 key.append(first)
                 numbers.append(list(item))

@@ -22,6 +22,7 @@ from djinn_interceptor_device import (
     gradients,
     handlers,
     list_writes,
+    methods,
     optimizers,
     process_switches,
     profiling,
@@ -85,6 +86,7 @@ class DeviceInterceptor:
             _keep_from_dynamo()
             _let_tracers_trace()
             class_factories.install()
+            methods.install()
             saving.guard_constructors()
             profiling.install()
             gradients.notice_fused_optimizers()
