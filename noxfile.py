@@ -95,9 +95,12 @@ def tests(session: nox.Session) -> None:
     together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
     # By file, since tests of one file share servers; in the order of `testpaths`. Three processes more than there are
     # processors, because tests wait for servers, and others may be at work. One thread each.
-    processes = min(8, (os.cpu_count() or 1) + 3)
-    session.run("pytest", "-n", str(processes), "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone",
-                *together, env={**PROFILE, "OMP_NUM_THREADS": "1"}, success_codes=[0, 1])
+    processes = str(min(8, (os.cpu_count() or 1) + 3))
+    shared = ["-p", "support.processes.forks", "--forks", processes]
+    if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
+        shared = ["-n", processes, "--dist=loadfile", "--no-loadscope-reorder"]
+    session.run("pytest", *shared, "-m", "not alone", *together, success_codes=[0, 1],
+                env={**PROFILE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")})
     # Collecting all other files would take longer than their import.
     files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text(encoding="utf-8")]
     session.run("pytest", "-m", "alone", *alone, *sorted(files), env=PROFILE, success_codes=[0, 1])
@@ -148,7 +151,7 @@ def libraries(session: nox.Session) -> None:
     With arguments for pytest (``-- -k lightning``), only what they select is run, and nothing is written.
     """
     _install(session, "-e", ".[test]", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "pillow",
-             "ipython", "torchmetrics", "trl")
+             "ipython", "torchao", "torchmetrics", "trl")
     results = _output(session, "libraries.jsonl")
     results.unlink(missing_ok=True)
     session.run("pytest", "tests/libraries", "-o", "python_files=check_*.py", "--timeout=3600", "-n", "2",
@@ -203,13 +206,16 @@ def soak(session: nox.Session) -> None:
 def foreign(session: nox.Session) -> None:
     """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
 
-    ``-- pytorch --source CHECKOUT`` runs PyTorch's; names of files, and arguments of pytest after ``--``, choose some.
+    ``-- pytorch --source CHECKOUT`` runs PyTorch's, ``-- transformers --source CHECKOUT`` those of transformers; names
+    of files or of families of models, and arguments of pytest after ``--``, choose some.
     """
-    if session.posargs[:1] != ["pytorch"]:
-        session.error("Say whose tests: nox -s foreign -- pytorch --source CHECKOUT")
-    _install(session, "-e", ".[test]", "numpy", "expecttest")
-    session.run("python", "-m", "support.foreign.pytorch_tests", *session.posargs[1:], env={"PYTHONPATH": "tests",
-                                                                                           "OMP_NUM_THREADS": "1"})
+    needed = {"pytorch": ("numpy", "expecttest"), "transformers": ("accelerate", "datasets", "parameterized", "peft")}
+    whose, *others = session.posargs or [""]
+    if whose not in needed:
+        session.error(f"Say whose tests: nox -s foreign -- {'|'.join(needed)} --source CHECKOUT")
+    _install(session, "-e", ".[test]", *needed[whose])
+    session.run("python", "-m", f"support.foreign.{whose}_tests", *others,
+                env={"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"})
 
 
 @nox.session

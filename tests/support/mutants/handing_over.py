@@ -113,6 +113,13 @@ MUTANTS = (
            within="create:* view:* write:*"),
     mutant("sent-and-still-prefetched", "session.prefetch_exact", "djinn_prefetch.backend:PrefetchingBackend.flush",
            "if self._cache and not all(map(is_plain_view, pending)):", "if False:", within="create:* view:* write:*"),
+    # Values that the client knows.
+    mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
+           "self._values.pop(number, None)", "pass"),
+    mutant("known-by-a-view-only", "session.known_exact", "djinn_known_values.values:KnownValues.compute",
+           "slot.storage", "slot.number"),
+    mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
+           "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",

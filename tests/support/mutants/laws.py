@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 from unittest import SkipTest
 
@@ -14,6 +14,7 @@ from djinn_conformance import (
     optimizers,
     test_session_async,
     test_session_database,
+    test_session_known,
     test_session_machine,
     test_session_operations,
     test_session_places,
@@ -37,7 +38,7 @@ from djinn.record import devices
 from djinn.session.session import Session
 
 _SUITES = (
-    test_session_async, test_session_database, test_session_machine, test_session_operations,
+    test_session_async, test_session_database, test_session_known, test_session_machine, test_session_operations,
     test_session_programs, test_session_recovery, test_session_repeats, test_session_served,
     test_session_switches, test_session_training,
     test_session_places,
@@ -83,8 +84,12 @@ def tests() -> dict[str, Callable[..., None]]:
     return {str(law_of(value)): value for suite in _SUITES for value in vars(suite).values() if law_of(value)}
 
 
+@cache
 def subject_of(over: str) -> Subject:
-    """Find the session that a mutant is planted in: in this process, unless it is that of a server."""
+    """Find the session that a mutant is planted in: in this process, unless it is that of a server.
+
+    All forks of this process have what was found before.
+    """
     served = over == SERVED
     found = composed(select(DEFAULTS if served else over, *installed_plugins()), COMPOSED,
                      served=served)
@@ -132,7 +137,7 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
             given(loop=loop)
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
-    elif test.__module__ in (test_session_places.__name__, test_session_switches.__name__):
+    elif test.__module__ in (test_session_known.__name__, test_session_places.__name__, test_session_switches.__name__):
         given()
     else:
         given(group=_group(test, within))
