@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import attrs
 import torch
+
+
+def _layout(spec: TensorSpec) -> dict[str, Any]:
+    usual = tuple(math.prod(spec.size[dim + 1:]) for dim in range(len(spec.size)))
+    is_usual = spec.numel and not spec.storage_offset and spec.stride == usual
+    placed = {} if is_usual else {"strides": spec.stride, "storage_offset": spec.storage_offset}
+    return {"dtype": spec.dtype, "device": spec.device, **placed}
 
 
 @attrs.define(slots=True, eq=False, frozen=True, weakref_slot=True)
@@ -31,14 +36,8 @@ class TensorSpec:
     """Type of an element."""
     device: torch.device
     """Logical device, for example ``remote_accelerator:0``."""
-    layout: dict[str, Any] = attrs.field(init=False, repr=False)
+    layout: dict[str, Any] = attrs.field(init=False, repr=False, default=attrs.Factory(_layout, takes_self=True))
     """What PyTorch needs to know of it beside the size; strides and offset only where they are not the usual ones."""
-
-    @layout.default
-    def _layout(self) -> dict[str, Any]:
-        is_usual = not self.storage_offset and self.stride in ((), _contiguous_stride(self.size))
-        placed = {} if is_usual else {"strides": self.stride, "storage_offset": self.storage_offset}
-        return {"dtype": self.dtype, "device": self.device, **placed}
 
     @property
     def numel(self) -> int:
@@ -72,9 +71,6 @@ class SpecTable:
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[tuple[object, ...], TensorSpec] = weakref.WeakValueDictionary()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def __contains__(self, spec: TensorSpec) -> bool:
         return self._known.get(_key(spec)) is spec
 
@@ -104,10 +100,6 @@ def tensors_in(items: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(item, (list, tuple)):
             found += tensors_in(item)
     return found
-
-
-def _contiguous_stride(size: torch.Size) -> tuple[int, ...]:
-    return tuple(accumulate((max(extent, 1) for extent in size[:0:-1]), mul, initial=1))[::-1]
 
 
 def _key(spec: TensorSpec) -> tuple[object, ...]:

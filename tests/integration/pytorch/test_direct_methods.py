@@ -44,7 +44,7 @@ class _Seen(TorchFunctionMode):
 class _Other(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func.__name__, {kind.__name__ for kind in types}
+        return func.__name__, cls.__name__
 
 
 class _Adds:
@@ -94,8 +94,8 @@ def test_a_view_counts_the_writes_of_its_base() -> None:
 
 def test_another_class_is_asked() -> None:
     x, other = torch.ones(2, device=DEVICE), torch.ones(2).as_subclass(_Other)
-    assert (x + other) == ("add", {"LazyTensor", "_Other"})
-    assert (x * other) == ("mul", {"LazyTensor", "_Other"})
+    assert (x + other) == ("add", "_Other")
+    assert (x * other) == ("mul", "_Other")
 
 
 def test_an_operand_that_pytorch_does_not_know_is_asked() -> None:
