@@ -30,4 +30,4 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
         return None
     from djinn_prefetch.backend import open_prefetching
 
-    return lambda opens: partial(open_prefetching, opens, limit_bytes)
+    return lambda opens: partial(open_prefetching, opens, context.numbers, limit_bytes)
