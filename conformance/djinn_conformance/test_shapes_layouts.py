@@ -1,4 +1,4 @@
-"""The law of shape inference about operands with different memory layouts."""
+"""The laws of shape inference about operands with different memory layouts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from djinn.kinds import OutputSpec, ShapeInference
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.database import operators
+from djinn_conformance.elementwise import calls_of, operands
 from djinn_conformance.inference import placeholder
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.layouts import Operands, drawn_calls, recorded_calls, unlike, with_layouts
@@ -57,6 +60,25 @@ def test_layouts_equal(subject: Subject, plugin: ShapeInference, part: str) -> N
     calls = _recorded(int(group)) if kind == "recorded" else drawn_calls(random.Random(part), _DRAWN // _DRAWN_GROUPS)
     for call in calls:
         _check(subject, plugin, call)
+
+
+@law("shapes.elementwise_layouts")
+@given(tensors=st.integers(1, 3).flatmap(operands))
+def test_elementwise_layouts(subject: Subject, plugin: ShapeInference, tensors: list[torch.Tensor]) -> None:
+    """Query every element-wise operator about operands of any layout, dtype and size."""
+    for call in calls_of(tensors):
+        if _is_carried_out(call):
+            _check(subject, plugin, call)
+
+
+def _is_carried_out(call: Operands) -> bool:
+    operator, args, kwargs = call
+    try:
+        with torch.no_grad():
+            operator(*args, **kwargs)
+    except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError):
+        return False
+    return True
 
 
 def _recorded(group: int) -> Iterator[Operands]:

@@ -72,8 +72,9 @@ class ShapeInference(Protocol):
             raises the same exception as eager for an invalid call. A result must never be a guess.
 
         Laws:
-            shapes.equals_eager, shapes.layouts_equal, shapes.arguments_reported, shapes.no_guess,
-            shapes.wrong_calls_unanswered, shapes.deterministic, shapes.process_untouched, shapes.threads
+            shapes.equals_eager, shapes.layouts_equal, shapes.elementwise_layouts, shapes.arguments_reported,
+            shapes.no_guess, shapes.wrong_calls_unanswered, shapes.deterministic, shapes.process_untouched,
+            shapes.threads
 
         Concurrency:
             Any thread may call this, outside autograd and all modes.

@@ -22,9 +22,9 @@ def djinn_add_settings(settings: Declarations) -> None:
     settings.add(PrefetchSettings)
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; outermost, since it answers without asking anybody."""
+    """Wrap the backend unless the settings say otherwise; inside of what answers from nothing but the client's memory."""
     limit_bytes = context.settings(PrefetchSettings).prefetch_bytes
     if not limit_bytes:
         return None

@@ -23,28 +23,58 @@ from djinn.kinds import OutputSpec
 Strides = tuple[int, ...]
 _NUMBERS = (bool, int, float, complex)
 
-_NUMBER_IS_OPERAND = frozenset("add sub rsub mul div eq ne lt le gt ge".split())
+_NUMBER_IS_OPERAND = frozenset(
+    "add sub rsub mul div eq ne lt le gt ge remainder fmod floor_divide where bitwise_and bitwise_or "
+    "bitwise_xor".split())
 """Operators that convert a number operand to a tensor without dimensions."""
-_ELEMENTWISE = _NUMBER_IS_OPERAND | frozenset(
-    "reciprocal neg abs sgn exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where logical_not "
-    "bitwise_not clamp clamp_min clamp_max lerp addcmul addcdiv isnan tanh_backward gelu_backward sigmoid_backward "
-    "silu_backward".split())
+_REVERSED = frozenset(("rsub", "threshold_backward", "leaky_relu_backward"))
+"""Operators that give the iterator their operands in reverse order."""
+ELEMENTWISE = _NUMBER_IS_OPERAND | frozenset(
+    "reciprocal neg abs sgn sign signbit exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan asin acos atan "
+    "sinh cosh tanh asinh acosh atanh sigmoid relu gelu silu mish elu leaky_relu softplus hardswish hardsigmoid "
+    "hardshrink softshrink threshold logit erf erfc erfinv lgamma digamma ceil floor round trunc frac i0 sinc pow "
+    "square logical_not bitwise_not isnan isposinf isneginf clamp clamp_min clamp_max maximum minimum fmax fmin atan2 "
+    "hypot copysign xlogy nextafter heaviside logaddexp logaddexp2 logical_and logical_or logical_xor lerp addcmul "
+    "addcdiv mse_loss smooth_l1_loss tanh_backward gelu_backward sigmoid_backward silu_backward threshold_backward "
+    "leaky_relu_backward elu_backward softplus_backward hardtanh_backward".split())
+"""Operators whose result the iterator lays out by their operands."""
 _LIKE = frozenset("empty_like zeros_like ones_like full_like rand_like randn_like".split())
-_CONTIGUOUS = frozenset("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data masked_fill "
-                        "native_layer_norm".split())
+CONTIGUOUS = frozenset("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data masked_fill "
+                       "native_layer_norm tril triu".split())
+"""Operators whose result is contiguous, whatever their operands are."""
+
+
+def _is_converted_first(
+    facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]
+) -> bool:
+    """Whether a CPU copies an operand to another dtype before its strides are considered, which may change them."""
+    if not results or not isinstance(results[0], OutputSpec) or _name_of(facts) not in ELEMENTWISE:
+        return False
+    operands = tensors_in((*args[_name_of(facts) == "where" :], *kwargs.values()))
+    if all(map(_is_dense, operands)):
+        return False
+    made = results[0].dtype
+    if made is torch.bool:
+        return any(isinstance(item, float) and not operands[0].dtype.is_floating_point for item in args)
+    return any(operand.dtype is not made for operand in operands)
 
 
 def corrected(
     facts: SchemaFacts, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Return the results that meta inferred, with the strides that device kernels choose."""
-    name = facts.name.partition("::")[2].partition(".")[0]
-    rule = _RULES.get(name)
+) -> tuple[Any, ...] | None:
+    """Return the results that meta inferred, with the strides that device kernels choose; ``None`` if unknown."""
+    if _is_converted_first(facts, args, kwargs, results):
+        return None
+    rule = _RULES.get(_name_of(facts))
     if rule is None or "out" in kwargs or not isinstance(results[0], OutputSpec):
         return tuple(results)
     first = results[0]
     stride = rule(facts, first, args, kwargs)
     return (first if stride is None else attrs.evolve(first, stride=stride), *results[1:])
+
+
+def _name_of(facts: SchemaFacts) -> str:
+    return facts.name.partition("::")[2].partition(".")[0]
 
 
 def contiguous(size: Sequence[int]) -> Strides:
@@ -80,9 +110,11 @@ def _elementwise(
     facts: SchemaFacts, result: OutputSpec, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Strides | None:
     operands = tensors_in((*args, *kwargs.values()))
-    name = facts.name.partition("::")[2].partition(".")[0]
-    takes_number = facts.name == "aten::pow.Scalar" or (name in _NUMBER_IS_OPERAND and isinstance(args[1], _NUMBERS))
-    return _iterated(result.size, operands[::-1] if name == "rsub" else operands, has_number=takes_number)
+    name = _name_of(facts)
+    if facts.name == "aten::pow.Scalar":
+        return contiguous(result.size)
+    takes_number = name in _NUMBER_IS_OPERAND and any(isinstance(item, _NUMBERS) for item in args[1:3])
+    return _iterated(result.size, operands[::-1] if name in _REVERSED else operands, has_number=takes_number)
 
 
 def _iterated(size: Sequence[int], operands: Sequence[torch.Tensor], *, has_number: bool = False) -> Strides:
@@ -148,8 +180,8 @@ def _ordered(size: Sequence[int], strides: Sequence[Strides]) -> Strides:
 
 
 _RULES: Mapping[str, Callable[..., Strides | None]] = {
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(_LIKE, _as_empty_like),
-    **dict.fromkeys(_CONTIGUOUS, _always_contiguous),
+    **dict.fromkeys(CONTIGUOUS, _always_contiguous),
     "native_dropout_backward": _masked_gradient,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from djinn.ir.schema import ReturnKind, SchemaFacts
-from djinn_shapes_meta.layouts import is_canonical
+from djinn_shapes_meta.layouts import CONTIGUOUS, ELEMENTWISE, is_canonical
 
 Rule = Callable[[Sequence[torch.Tensor]], bool]
 """Whether the meta kernel is reliable for these tensor arguments."""
@@ -28,15 +28,18 @@ _WRONG_ON_META = (
 _KEEP_OUT = ("aten::arange.out aten::arange.start_out aten::range.out aten::range.out_ aten::linspace.out "
              "aten::logspace.out").split()
 """Factories that do not resize ``out`` if it has as many elements as they make; meta resizes it."""
-_LAYOUT_KNOWN = frozenset(
-    "add sub rsub mul reciprocal neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu gelu silu erf pow square where "
-    "eq ne lt le gt ge logical_not bitwise_not clamp lerp addcmul addcdiv masked_fill sum mean amax amin argmax argmin "
-    "softmax log_softmax _softmax _log_softmax cat stack clone _to_copy mm bmm addmm baddbmm matmul linear mv dot "
-    "embedding index_select native_layer_norm layer_norm empty_like zeros_like ones_like "
-    "full_like rand_like randn_like new_empty new_zeros new_ones new_full new_empty_strided isfinite isnan isinf "
-    "_scaled_dot_product_flash_attention_for_cpu tanh_backward gelu_backward sigmoid_backward "
-    "silu_backward _softmax_backward_data _log_softmax_backward_data native_dropout_backward".split()
+_LAYOUT_KNOWN = ELEMENTWISE | CONTIGUOUS | frozenset(
+    "sum mean amax amin argmax argmin softmax log_softmax cat stack clone _to_copy mm bmm addmm baddbmm matmul linear "
+    "mv dot embedding index_select layer_norm empty_like zeros_like ones_like "
+    "full_like rand_like randn_like new_empty new_zeros new_ones new_full new_empty_strided isfinite isinf "
+    "_scaled_dot_product_flash_attention_for_cpu native_dropout_backward".split()
 )
+"""Operators whose results are laid out as on meta, however their operands lie in memory."""
+_ONES_KNOWN = frozenset(
+    "gather scatter scatter_add index_add index_fill index_copy index_put constant_pad_nd slice_backward "
+    "select_backward diag_embed diagonal_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices take put "
+    "masked_scatter cumsum cumprod prod any all expand_copy squeeze_copy unsqueeze_copy".split())
+"""Operators whose results do not depend on the strides of dimensions with one element, if operands are contiguous."""
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NUMBERS = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MADE = {
@@ -49,14 +52,16 @@ _MADE = {
 decides."""
 _NOT_OF_BOOLS = frozenset(("cumsum", "cumprod"))
 """Operators that eager refuses to compute in bool."""
-_NO_BOOLS = frozenset(("sub", "rsub", "_foreach_sub"))
-"""Operators that eager refuses for bools."""
+_NO_BOOLS = frozenset(("sub", "rsub", "_foreach_sub", "pow"))
+"""Operators that eager refuses for bools, or whose result has another dtype then."""
 _COMPLEX_TOO = frozenset(
     "add sub mul div neg clone copy _to_copy fill zero sum mean mm bmm view_as_real view_as_complex".split())
 """Operators that support complex numbers wherever meta does; meta supports them for some that no device does."""
 _OF_ELEMENTS = frozenset("max min amax amin argmax argmin aminmax median mode kthvalue topk sort softmax log_softmax "
                          "_softmax _log_softmax cummax cummin".split())
 """Operators that eager refuses for some empty tensors and for some dtypes, and meta does not."""
+_SUMMED = frozenset(("sum", "prod", "mean", "nansum"))
+"""Reductions that meta lays out differently if there is nothing to reduce."""
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -80,7 +85,9 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if all(kind is ReturnKind.WRITTEN or alias for kind, alias in zip(facts.returns, facts.aliases, strict=True)):
         return True
-    if _all_contiguous(tensors):
+    if base in _SUMMED and not all(tensor.numel() for tensor in tensors):
+        return False
+    if all(map(is_canonical, tensors)) or (base in _ONES_KNOWN and _all_contiguous(tensors)):
         return True
     # The CPU converts halves, and operands with different dtypes; a copy of an overlapping one has another layout.
     return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
@@ -194,7 +201,11 @@ def _same_shape(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _canonical(tensors: Sequence[torch.Tensor]) -> bool:
     """Some kernels propagate the stride of a dimension with one element, some do not."""
-    return all(map(is_canonical, tensors))
+    return all(tensor.numel() and is_canonical(tensor) for tensor in tensors)
+
+
+def _same_dtype_canonical(tensors: Sequence[torch.Tensor]) -> bool:
+    return _same_dtype(tensors) and _canonical(tensors)
 
 
 def _group_norm(tensors: Sequence[torch.Tensor]) -> bool:
@@ -217,7 +228,7 @@ def _plain_and_full_precision(tensors: Sequence[torch.Tensor]) -> bool:
 
 def _not_empty(tensors: Sequence[torch.Tensor]) -> bool:
     """For empty inputs, the CPU returns a mask of another dtype, and pixels keep their size."""
-    return tensors[0].numel() > 0 and tensors[0].is_contiguous()
+    return tensors[0].numel() > 0 and is_canonical(tensors[0])
 
 
 def _real_parts(tensors: Sequence[torch.Tensor]) -> bool:
@@ -251,6 +262,8 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _same_shape),
     **dict.fromkeys(("isfinite", "isinf", "convolution_backward", "nll_loss2d_backward", "replication_pad2d_backward",
                      "replication_pad3d_backward"), _canonical),
+    "threshold_backward": _same_dtype,
+    "huber_loss": _same_dtype_canonical,
     "aten::pow.Scalar": _all_contiguous,
     # Their destination gets the layout of their argument.
     **dict.fromkeys(("aten::replication_pad2d.out", "aten::replication_pad3d.out"), _all_contiguous),

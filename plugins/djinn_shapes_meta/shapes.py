@@ -69,7 +69,8 @@ class MetaShapes:
             results.append(specs if kind is ReturnKind.LIST else specs[0] if specs else None)
         if not all(map(_is_within_storage, arguments)) or _is_laid_out_anew(operator, arguments, before):
             return None
-        return Inference(corrected(facts, args, kwargs, results), tuple(map(OutputSpec.of, arguments)))
+        laid_out = corrected(facts, args, kwargs, results)
+        return None if laid_out is None else Inference(laid_out, tuple(map(OutputSpec.of, arguments)))
 
 
 def _is_unchecked(

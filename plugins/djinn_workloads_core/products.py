@@ -12,6 +12,8 @@ from torch.nn import functional
 from djinn_workloads_core.chains import MAX_CALLS, RUN_FLOPS, calls_for, chain, ones, varied
 
 aten = torch.ops.aten
+STREAMED_BYTES = 600e6
+"""Total size of weights that a decoder reads once for each token: more than the largest caches of processors hold."""
 COLD_BYTES = 96e6
 """Total size of weights that are read in rotation, too large to stay cached between uses, as in a large model."""
 WARM_BYTES = 12e6
@@ -31,7 +33,7 @@ def workloads() -> Iterator[Workload]:
     """Yield the workloads."""
     for size in PRODUCTS:
         for name in ("linear", "addmm"):
-            yield _product(name, *size, COLD_BYTES if size[0] < 512 else WARM_BYTES)
+            yield _product(name, *size, _distinct_bytes(size[0]))
     yield _product("linear", 64, 768, 12_288, COLD_BYTES)
     for rows, inner, outer in ((512, 192, 192), (64, 768, 768), (192, 512, 768)):
         yield _product("mm", rows, inner, outer, WARM_BYTES)
@@ -48,6 +50,11 @@ def workloads() -> Iterator[Workload]:
         yield _attention(*attention)
     for backward in (ATTENTIONS[0], ATTENTIONS[3], ATTENTIONS[4]):
         yield from _attention_backward(*backward)
+
+
+def _distinct_bytes(rows: int) -> float:
+    """Return the total size of the weights: the fewer the rows, the more of the time goes into reading weights."""
+    return STREAMED_BYTES if rows == 1 else COLD_BYTES if rows < 512 else WARM_BYTES
 
 
 def _product(name: str, rows: int, inner: int, outer: int, distinct_bytes: float) -> Workload:

@@ -1,7 +1,8 @@
 """How many sessions a server opens in a second: a client that connects and leaves again, alone and as one of eight.
 
-``python tests/benchmarks/bench_handshakes.py`` prints a table. With ``--against FOLDER``, another checkout of djinn is
-measured too, by turns, and the geometric mean of the ratios is printed: above 1, this one is faster.
+``python tests/benchmarks/bench_handshakes.py`` prints a table. With ``--against PYTHON``, the djinn that is installed
+for another interpreter is measured too, by turns, and the geometric mean of the ratios is printed: above 1, this one is
+faster.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parents[2]
 CLIENT = """
 import sys, time
 from djinn_lib_service.settings import TlsSettings
@@ -38,11 +38,11 @@ print(count / (time.monotonic() - began))
 
 
 class Server:
-    """``djinn serve`` of a checkout."""
+    """``djinn serve`` of an interpreter."""
 
-    def __init__(self, checkout: Path, folder: Path, scheme: str) -> None:
-        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(
-            str(checkout / each) for each in ("", "plugins", "conformance"))}
+    def __init__(self, python: str, folder: Path, scheme: str) -> None:
+        self._python = python
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         options: list[str] = []
         self._authority = ""
         if scheme == "tls":
@@ -55,7 +55,7 @@ class Server:
             options = ["--tls-cert", str(made)]
         self._log = (folder / "log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from djinn_cli.app import main; main()", "serve", "--port", "0",
+            [python, "-P", "-c", "from djinn_cli.app import main; main()", "serve", "--port", "0",
              "--threads", "1", "--drain-s", "0", *options],
             env=self._environment, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=folder)
         assert self._process.stdout is not None
@@ -69,7 +69,7 @@ class Server:
 
     def sessions_per_s(self, clients: int, seconds: float) -> float:
         """Count the sessions that clients open in a second, all together."""
-        running = [subprocess.Popen([sys.executable, "-P", "-c", CLIENT, self._address, self._authority, str(seconds)],
+        running = [subprocess.Popen([self._python, "-P", "-c", CLIENT, self._address, self._authority, str(seconds)],
                                     env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                    for _ in range(clients)]
         for client in running:
@@ -84,19 +84,19 @@ class Server:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--against", type=Path, help="another checkout")
+    asked.add_argument("--against", help="Python of an environment with another djinn")
     asked.add_argument("--rounds", type=int, default=3)
     asked.add_argument("--seconds", type=float, default=3.0)
     options = asked.parse_args()
-    checkouts = [HERE, *([options.against.absolute()] if options.against else [])]
+    interpreters = [sys.executable, *([options.against] if options.against else [])]
     print(f"{'scheme':8}{'clients':>8}{'sessions/s':>12}" + (f"{'other':>8}{'ratio':>8}" if options.against else ""))
     for scheme in ("tcp", "tls"):
         with tempfile.TemporaryDirectory() as folder:
             servers = []
-            for number, checkout in enumerate(checkouts):
+            for number, python in enumerate(interpreters):
                 own = Path(folder) / str(number)
                 own.mkdir()
-                servers.append(Server(checkout, own, scheme))
+                servers.append(Server(python, own, scheme))
             try:
                 _measure(scheme, servers, options.rounds, options.seconds)
             finally:

@@ -114,6 +114,8 @@ def start_server() -> Iterator[Callable[..., ServerProcess]]:
 
     def start(*options: str) -> ServerProcess:
         command = [sys.executable, "-c", program, "serve", "--device", "cpu", "--threads", str(performance.THREADS),
+                   # Sessions whose clients or proxies ended without a goodbye are not waited for.
+                   "--drain-s", "0",
                    *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         started.append(process)

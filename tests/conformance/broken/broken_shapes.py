@@ -15,9 +15,10 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import Inference, OutputSpec
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
-    "contiguous": ("shapes.equals_eager", {"shapes.layouts_equal"}),
+    "contiguous": ("shapes.equals_eager", {"shapes.layouts_equal", "shapes.elementwise_layouts"}),
     "no-offset": ("shapes.equals_eager", {"shapes.layouts_equal"}),
-    "usual-ones": ("shapes.layouts_equal", set()),
+    "usual-ones": ("shapes.layouts_equal", {"shapes.elementwise_layouts"}),
+    "like-the-last": ("shapes.elementwise_layouts", {"shapes.equals_eager", "shapes.layouts_equal"}),
     "guesses-nonzero": ("shapes.no_guess", set()),
     "answers-trigger": ("shapes.no_guess", set()),
     "lenient-mm": ("shapes.wrong_calls_unanswered", set()),
@@ -75,6 +76,10 @@ class _Shapes:
             return attrs.evolve(answer, arguments=tuple(map(OutputSpec.of, _tensors([args, kwargs]))))
         change = {"contiguous": _contiguous, "usual-ones": _usual_ones,
                   "no-offset": lambda spec: attrs.evolve(spec, storage_offset=0)}
+        if self._flaw == "like-the-last" and answer.results and isinstance(answer.results[0], OutputSpec):
+            first, (*_, last) = answer.results[0], (OutputSpec((), (), 0, torch.bool), *answer.arguments)
+            stride = last.stride if last.size == first.size else first.stride
+            return attrs.evolve(answer, results=(attrs.evolve(first, stride=stride), *answer.results[1:]))
         if self._flaw in change:
             return attrs.evolve(answer, results=tuple(
                 change[self._flaw](result) if isinstance(result, OutputSpec) else result for result in answer.results))

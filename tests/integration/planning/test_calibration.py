@@ -15,7 +15,10 @@ from djinn_lib_graph.metadata import MemoryPattern
 from djinn_lib_schedule import calibrate as calibration
 from djinn_lib_schedule import profiles
 from djinn_lib_schedule.workloads import Workload
+from djinn_workloads_core import products
 from support.planning import predictions
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from typer.testing import CliRunner
 
 import djinn
@@ -203,3 +206,29 @@ def test_the_command_measures_keeps_and_tells(tmp_path: Path, monkeypatch: pytes
     assert "measured" in done.output
     (kept,) = profiles.folder().iterdir()
     assert str(kept) in done.output
+
+
+def test_runs_of_a_decoder_read_weights_in_rotation() -> None:
+    """Weights that a run finds in a cache, because the run before has read them, make predictions too short."""
+    (workload,) = (each for each in products.workloads() if each.name == "linear 1x768x3072")
+    run = workload.prepare(torch.device("meta"))
+    read: list[list[int]] = []
+    with _ReadWeights(read):
+        for _ in range(3):
+            read.append([])
+            run()
+    assert not set(read[0]) & set(read[1][:-2])
+    assert len({*read[0], *read[1], *read[2]}) * 768 * 3072 * 4 > 500e6
+
+
+class _ReadWeights(TorchFunctionMode):
+    """Notes which weights linear layers read."""
+
+    def __init__(self, read: list[list[int]]) -> None:
+        self._read = read
+        super().__init__()
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear:
+            self._read[-1].append(id(args[1]))
+        return function(*args, **kwargs or {})

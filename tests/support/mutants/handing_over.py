@@ -122,6 +122,13 @@ MUTANTS = (
     mutant("foreseen-for-another", "session.prefetch_exact", "djinn_prefetch.continuations:_is_same",
            "operand.number for operand in theirs.inputs]", "operand.number for operand in ours.inputs]",
            within="create:* view:* write:*"),
+    # Values that the client knows.
+    mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
+           "self._values.pop(number, None)", "pass"),
+    mutant("known-by-a-view-only", "session.known_exact", "djinn_known_values.values:KnownValues.compute",
+           "slot.storage", "slot.number"),
+    mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
+           "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",

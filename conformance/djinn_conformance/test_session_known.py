@@ -1,0 +1,98 @@
+"""The law of sessions about what the client knows: integer values that are answered without asking the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djinn.session.session import Session
+from djinn_conformance.assertions import expect, expect_same_tensor
+from djinn_conformance.laws import is_thorough, law
+from djinn_conformance.subjects import Subject
+
+_EFFORT = 1.0 if is_thorough() else 0.3
+_MAX_STEPS = 14
+Call = Callable[[Any, Any, int], Any]
+
+_MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
+    lambda device, n: torch.arange(n + 1, device=device),
+    lambda device, n: torch.full((n + 1,), n - 2, device=device, dtype=torch.int32),
+    lambda device, n: torch.ones(n + 1, device=device, dtype=torch.bool),
+    lambda device, n: torch.tensor([n, 0, -n, 7][:n + 1]).to(device),
+    lambda device, n: torch.tensor([[n % 2, 1], [0, 1]], dtype=torch.bool).to(device),
+    lambda device, n: torch.full((n + 1,), 1.5, device=device),
+)
+_COMPUTED: tuple[Call, ...] = (
+    lambda a, b, n: a + n, lambda a, b, n: a * n - a, lambda a, b, n: a == n, lambda a, b, n: (a < 1).any(),
+    lambda a, b, n: (a != 0).all(), lambda a, b, n: a.reshape(-1)[:2],
+    lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape),
+    lambda a, b, n: torch.cat([a.reshape(-1), torch.ones(n + 1, device=a.device, dtype=a.dtype)]),
+    lambda a, b, n: torch.cat([a.reshape(-1), b.reshape(-1).to(a.dtype)]),
+    lambda a, b, n: torch.where(a > 0, b.reshape(-1)[0], b.reshape(-1)[-1]),
+    lambda a, b, n: torch.isin(a, b), lambda a, b, n: a.to(torch.int8), lambda a, b, n: a.to(torch.float32) / 3,
+    lambda a, b, n: a.sum(), lambda a, b, n: a.cumsum(0), lambda a, b, n: a & (b.reshape(-1)[0] > 0),
+    lambda a, b, n: a.max(), lambda a, b, n: a.masked_fill(a > 1, n),
+    lambda a, b, n: a.t() if a.dim() == 2 else a.flip(0),
+    lambda a, b, n: torch.zeros_like(a) - n, lambda a, b, n: a // max(n, 1), lambda a, b, n: a.argmax(),
+    lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
+)
+_WRITTEN: tuple[Call, ...] = (
+    lambda a, b, n: a.fill_(n), lambda a, b, n: a.add_(1), lambda a, b, n: a.view(-1)[-1:].zero_(),
+    lambda a, b, n: a.detach().copy_(b.reshape(-1)[0].clone()), lambda a, b, n: a.masked_fill_(a == n, 3),
+    lambda a, b, n: a.set_(b), lambda a, b, n: torch._foreach_add_([a], 1), lambda a, b, n: a.data.mul_(2),
+)
+_ASKED: tuple[Call, ...] = (
+    lambda a, b, n: a.cpu(), lambda a, b, n: a.reshape(-1)[0].item(),
+    lambda a, b, n: bool((a == b.reshape(-1)[0]).any()),
+    lambda a, b, n: a.tolist(), lambda a, b, n: torch.equal(a, b), lambda a, b, n: int(a.sum()),
+    lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape).cpu(),
+)
+_REFUSED = object()
+_GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "written": _WRITTEN, "asked": _ASKED}
+
+
+@law("session.known_exact", effort=_EFFORT, shrinks=False)
+@pytest.mark.filterwarnings("ignore:Use of masked_fill_")
+@given(data=st.data())
+def test_known_exact(subject: Subject, session: Session, data: st.DataObject) -> None:
+    """Draw programs of small integers, with writes through aliases and real numbers among them, and ask for values."""
+    cpu, history = torch.device("cpu"), [""]
+    pools: dict[torch.device, list[Any]] = {cpu: [], session.device: []}
+    steps = st.sampled_from(["made", "computed", "computed", "computed", "written", "asked"])
+    kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked"]
+    for kind in kinds:
+        chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
+        first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
+        number = data.draw(st.integers(0, 3))
+        history.append(f"{kind} {chosen} of {first}, {second} and {number}")
+        where = f"{subject}: {'; '.join(history)}"
+        wanted = _outcome(pools[cpu], cpu, kind, chosen, first, second, number)
+        if wanted is not _REFUSED:
+            got = _outcome(pools[session.device], session.device, kind, chosen, first, second, number)
+            if isinstance(wanted, torch.Tensor):
+                expect_same_tensor(got, wanted, "the value", where)
+            else:
+                expect(type(got) is type(wanted) and got == wanted, "the value", got=got, wanted=wanted, where=where)
+    for mine, ours in zip(pools[session.device], pools[cpu], strict=True):
+        expect_same_tensor(mine.cpu(), ours, "a value at the end", "; ".join(history))
+
+
+def _outcome(
+    pool: list[Any], device: torch.device, kind: str, chosen: int, first: int, second: int, number: int,
+) -> Any:
+    """Do one thing; return what a question gives, or that eager refuses the call."""
+    try:
+        made = _MADE[chosen](device, number) if kind == "made" else _GROUPS[kind][chosen](
+            pool[first], pool[second], number)
+    except Exception:
+        if device.type != "cpu":
+            raise
+        return _REFUSED
+    if kind in {"made", "computed"}:
+        pool.append(made)
+    return made if kind == "asked" else None

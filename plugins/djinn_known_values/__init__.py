@@ -1,0 +1,33 @@
+"""Answers from what the client knows: small integer and boolean tensors made of uploads and constants only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+from djinn.settings import Declarations
+from djinn_known_values.settings import KnownValueSettings
+
+if TYPE_CHECKING:
+    from djinn.kinds import BackendContext, OpenBackend
+
+__all__ = ("djinn_add_settings", "djinn_wrap_backend")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare how large a value may be that the client computes itself."""
+    settings.add(KnownValueSettings)
+
+
+@hookimpl(tryfirst=True)
+def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
+    """Wrap the backend unless the settings say otherwise; outside of recovery, which repeats requests."""
+    limit_bytes = context.settings(KnownValueSettings).known_value_bytes
+    if not limit_bytes:
+        return None
+    from djinn_known_values.backend import open_knowing
+
+    return lambda opens: partial(open_knowing, opens, limit_bytes)

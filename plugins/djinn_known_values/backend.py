@@ -1,0 +1,179 @@
+"""A backend that does not ask for what the client knows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
+
+from djinn.ir.program import ProgramLayout
+from djinn.ir.tape import Node, Signature, Tape
+from djinn.ir.value import Slot
+from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
+from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_known_values.operators import Rule, is_integer_tensor, rule_of, takes_only_integers
+from djinn_known_values.values import KnownValues
+
+__all__ = ("KnowingBackend", "open_knowing")
+
+_T = TypeVar("_T")
+MAX_RULES = 8192
+"""Signatures whose rule is remembered."""
+
+
+class KnowingBackend(BackendWrapper):
+    """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
+
+    It looks at recorded operations when something is about to be sent or asked for, never while they are recorded.
+
+    Args:
+        plain: The backend that does the work.
+        tape: The session's tape.
+        released: Numbers of values that the program no longer refers to.
+        limit_bytes: Size of the largest value.
+
+    Concurrency:
+        The caller holds the session's lock. Other threads may append to the tape; if they did so unseen, everything
+        is dropped.
+
+    Laws:
+        session.known_exact
+    """
+
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int], limit_bytes: int) -> None:
+        super().__init__(plain)
+        self._tape = tape
+        self._released = released
+        self._limit_bytes = limit_bytes
+        self._known = KnownValues()
+        self._rules: dict[Signature, Rule] = {}
+        self._seen = 0
+        """How many nodes were seen: all that were taken off the tape, and those that were on it then."""
+        self._answers = 0
+
+    def flush(self) -> None:
+        """Send everything pending."""
+        self._sent(self.plain.flush)
+
+    def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
+        """Fetch values, unless the client knows all of them."""
+        self._look()
+        values = self._known.read(slots)
+        if values is not None:
+            self._answers += 1
+            return values
+        try:
+            return self.plain.fetch(slots, whole=whole)
+        finally:
+            if not whole and self.nodes_taken + len(self._tape) != self._seen:
+                # A slice may have been taken that contains what another thread has recorded meanwhile.
+                self._forget()
+
+    def describe(self, slots: Sequence[Slot]) -> list[Any]:
+        """Send everything pending and fetch the metadata of values."""
+        return self._sent(lambda: self.plain.describe(slots))
+
+    def synchronize(self) -> None:
+        """Send everything pending and wait until it has run."""
+        self._sent(self.plain.synchronize)
+
+    def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
+        """Send a dense CPU tensor, and keep a copy if it is small."""
+        self._sent(lambda: self.plain.upload(number, dense, device))
+        if number != GENERATOR_HANDLE and is_integer_tensor(dense) and dense.nbytes <= self._limit_bytes:
+            with torch.inference_mode(mode=False):
+                self._known.put(number, dense.detach().clone())
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers, after everything pending."""
+        self._sent(lambda: self.plain.seed(seed))
+
+    def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
+        """Run a segment again that was recorded before; its results are not followed."""
+        self._sent(lambda: self.plain.run(nodes, released, layout))
+        if self._known:
+            self._note_repeated(nodes, released)
+
+    def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
+        """Drop the caches of results, and use others."""
+        self._sent(lambda: self.plain.use_cache(open_cache))
+
+    def stats(self) -> Mapping[str, int]:
+        """Return the counters, and how many questions the client has answered itself."""
+        return {**self.plain.stats(), "answered_at_home": self._answers}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._known.clear()
+        self.plain.close()
+
+    def _sent(self, action: Callable[[], _T]) -> _T:
+        self._look()
+        return action()
+
+    def _look(self) -> None:
+        """Look at the nodes that were recorded since the last time."""
+        # First: whatever uses or makes a value that is dead by now is on the tape already.
+        dead = list(self._released)
+        nodes = list(self._tape.nodes)
+        start = self._seen - self.nodes_taken
+        if start < 0:
+            # Another thread has recorded nodes that were sent before they were seen.
+            self._forget()
+            start = 0
+        self._seen = self.nodes_taken + len(nodes)
+        for node in nodes[start:]:
+            rule = self._rules.get(node.signature) or self._rule(node.signature)
+            if rule is Rule.NOTHING:
+                continue
+            if rule is Rule.COMPUTES:
+                if takes_only_integers(node):
+                    self._known.compute(node)
+            elif self._known:
+                places = node.signature.writes if rule is Rule.WRITES else range(len(node.inputs))
+                for place in places:
+                    # A tensor that was given another storage has left the one that it had.
+                    self._known.written(node.inputs[place])
+        self._known.release(dead)
+
+    def _rule(self, signature: Signature) -> Rule:
+        if len(self._rules) >= MAX_RULES:
+            self._rules.clear()
+        rule = self._rules[signature] = rule_of(signature, self._limit_bytes)
+        return rule
+
+    def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
+        """Drop what a repeated segment writes, or what its results share; its slots do not say what shares what."""
+        storages: dict[int, int] = {}
+        for node in nodes:
+            signature = node.signature
+            rule = self._rules.get(signature) or self._rule(signature)
+            found = [storages.get(slot.number) or self._known.storage_of(slot.number) for slot in node.inputs]
+            written = range(len(found)) if rule is Rule.HIDES else signature.writes
+            for place in written:
+                self._known.written_storage(found[place] or 0)
+            for slot, alias in zip(node.outputs, signature.aliases, strict=False):
+                storage = found[alias] if alias >= 0 else None
+                if storage is not None:
+                    storages[slot.number] = storage
+                    if slot.number not in released:
+                        self._known.written_storage(storage)
+
+    def _forget(self) -> None:
+        self._known.clear()
+
+
+class PlacingKnowingBackend(KnowingBackend, PlacingWrapper):
+    """The same for several executors."""
+
+
+def open_knowing(opens: OpenBackend, limit_bytes: int, connections: Sequence[Connection], tape: Tape,
+                 released: deque[int]) -> Backend:
+    """Open a backend, and wrap it."""
+    plain = opens(connections, tape, released)
+    kind = PlacingKnowingBackend if isinstance(plain, SupportsPlacement) else KnowingBackend
+    return kind(plain, tape, released, limit_bytes)

@@ -1,0 +1,84 @@
+"""Which operations the client may compute itself: those whose integer results are the same bits on every device."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from djinn_lib_service.operators import operator_named
+
+from djinn.ir.schema import facts_of
+from djinn.ir.tape import Node, Signature
+
+__all__ = ("Rule", "is_integer_tensor", "rule_of", "takes_only_integers")
+
+_EXACT = frozenset("""
+    arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
+    lift_fresh lift_fresh_copy _to_copy clone detach alias
+    view _unsafe_view reshape unsqueeze squeeze expand slice select transpose permute t unbind split flip repeat
+    cat stack index_select gather
+    eq ne lt le gt ge isin logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
+    add sub rsub mul neg minimum maximum clamp where masked_fill tril triu
+    any all sum prod amax amin cumsum count_nonzero
+    _local_scalar_dense is_nonzero equal
+""".split())
+"""Operators, without their overloads. No division and no shift: devices differ in what they do at the edges. No
+position of an extreme: devices differ in which of several they find."""
+_EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
+"""Extremes without their positions."""
+_PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
+"""Operators whose result is not a tensor."""
+_INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+class Rule(Enum):
+    """What an operation means for the values that the client knows."""
+
+    NOTHING = 0
+    """Its results are not known, and it writes nothing."""
+    WRITES = 1
+    """It writes some of its operands."""
+    HIDES = 2
+    """It may write any of its operands, or let them share their storage."""
+    COMPUTES = 3
+    """Its results are known if its operands are."""
+
+
+def rule_of(signature: Signature, limit_bytes: int) -> Rule:
+    """Return what the operations with a signature mean.
+
+    Args:
+        signature: The signature.
+        limit_bytes: Size of the largest value that the client computes.
+    """
+    template = signature.template
+    if not template.operator.startswith("aten::") or facts_of(operator_named(template.operator)).changes_metadata:
+        return Rule.HIDES
+    if signature.writes:
+        return Rule.WRITES
+    name = template.operator.removeprefix("aten::").partition(".")[0]
+    if (name not in _EXACT and template.operator not in _EXACT_OVERLOADS) or signature.is_random or template.switches:
+        return Rule.NOTHING
+    if template.operator in _PLAIN:
+        return Rule.COMPUTES
+    for spec in signature.results:
+        if spec is None or spec.dtype not in _INTEGERS or spec.size_bytes > limit_bytes:
+            return Rule.NOTHING
+    return Rule.COMPUTES if signature.results else Rule.NOTHING
+
+
+def takes_only_integers(node: Node) -> bool:
+    """Whether no number of a call is a real or complex one, which devices may round differently."""
+    return all(map(_is_integer, node.numbers))
+
+
+def is_integer_tensor(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor are integers or booleans."""
+    return tensor.dtype in _INTEGERS
+
+
+def _is_integer(number: Any) -> bool:
+    if isinstance(number, (list, tuple)):
+        return all(map(_is_integer, number))
+    return isinstance(number, int)

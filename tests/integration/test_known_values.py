@@ -1,0 +1,105 @@
+"""What the client knows is not asked for: counted in round trips, over a guarded server."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+
+pytestmark = pytest.mark.usefixtures("on_a_server")
+DEVICE = "remote_accelerator:0"
+NEW = 12
+MODES = ("greedy", "sampled", "padded")
+
+
+def _trips_of(action: Any) -> tuple[int, Any]:
+    djinn.synchronize()
+    djinn.reset_stats()
+    made = action()
+    return djinn.stats()["round_trips"], made
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=63)).eval()
+
+
+def _generated(model: Any, device: str, mode: str) -> torch.Tensor:
+    ids = torch.tensor([[0, 0, 5, 6, 7], [4, 8, 15, 16, 23]] if mode == "padded" else [[3, 9, 5, 6, 7]])
+    torch.manual_seed(3)
+    made: torch.Tensor = model.generate(
+        input_ids=ids.to(device), attention_mask=(ids != 0).long().to(device), pad_token_id=0, eos_token_id=None,
+        min_new_tokens=NEW, max_new_tokens=NEW, do_sample=mode == "sampled")
+    return made.cpu()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", MODES)
+def test_generate_asks_only_for_what_the_model_computes(model: Any, mode: str) -> None:
+    there = copy.deepcopy(model).to(DEVICE)
+    wanted = _generated(model, "cpu", mode)
+    trips, got = _trips_of(lambda: _generated(there, DEVICE, mode))
+    assert torch.equal(got, wanted)
+    assert trips <= NEW + 1, "one a token, and the text"
+    assert djinn.stats()["answered_at_home"] >= (NEW if mode == "padded" else 3)
+
+
+def test_a_question_about_constants_costs_no_trip() -> None:
+    mask = torch.tensor([[1, 1, 0]]).to(DEVICE)
+    ids = torch.arange(3, device=DEVICE)
+    trips, found = _trips_of(
+        lambda: (bool((mask == 1).all()), (ids + 2).tolist(), int(ids.sum()), mask[0].cpu().tolist()))
+    assert (trips, found) == (0, (False, [2, 3, 4], 3, [1, 1, 0]))
+
+
+@pytest.mark.parametrize("write", [
+    lambda ids: ids.add_(1), lambda ids: ids.view(-1)[1:].zero_(), lambda ids: ids.data.copy_(torch.ones(3)),
+    lambda ids: ids.detach().masked_fill_(ids > 0, 5),
+], ids=["in place", "through a view", "from here", "through an alias"])
+def test_a_write_is_seen(write: Any) -> None:
+    here, there = torch.arange(3), torch.arange(3, device=DEVICE)
+    views = [ids[1:] for ids in (here, there)]
+    write(here)
+    write(there)
+    trips, got = _trips_of(views[1].tolist)
+    assert (trips, got) == (1, views[0].tolist())
+
+
+def test_floats_large_tensors_and_divisions_are_asked_for() -> None:
+    ids = torch.arange(4, device=DEVICE)
+    for value in (ids.float() + 1, torch.zeros(1000, dtype=torch.int64, device=DEVICE), ids // 3, ids + 1.5):
+        assert _trips_of(value.cpu)[0] == 1
+
+
+def test_a_wrong_call_raises_what_eager_raises() -> None:
+    ids = torch.arange(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="index 9"):
+        ids.gather(0, torch.tensor([9]).to(DEVICE)).tolist()
+    assert ids.tolist() == [0, 1, 2, 3]
+
+
+def test_the_answer_belongs_to_the_caller() -> None:
+    ids = torch.arange(4, device=DEVICE)
+    ids.cpu().zero_()
+    ids.cpu().add_(3)
+    assert ids.cpu().tolist() == [0, 1, 2, 3]
+
+
+def test_many_steps_are_followed_without_being_kept() -> None:
+    length = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    for _ in range(1500):
+        length = length + 1
+    assert _trips_of(length.item) == (0, 1500)
+
+
+def test_it_can_be_switched_off() -> None:
+    djinn.init(server=djinn.ensure_initialized().config.server, known_value_bytes=0)
+    assert _trips_of(torch.arange(3, device=DEVICE).tolist) == (1, [0, 1, 2])
+    assert "answered_at_home" not in djinn.stats()
