@@ -1,6 +1,4 @@
-"""A machine that reads tensors one after another, with and without other lines in between, to test what is fetched, or
-computed and fetched, before it is asked for.
-"""
+"""A machine that reads tensors one after another, with other lines in between, to test prefetching."""
 
 from __future__ import annotations
 
@@ -84,7 +82,7 @@ class ReadingMachine(Machine):
     @precondition(lambda self: len(self._remote_names()) > 1)
     @rule(data=st.data())
     def ask_in_rounds_again(self, data: Any) -> None:
-        """Do it again; what is foreseen is the other focus."""
+        """Do it again; foreseen values are the other focus."""
         self._ask(data)
 
     def _ask(self, data: Any) -> None:

@@ -24,7 +24,7 @@ def djinn_add_settings(settings: Declarations) -> None:
 
 @hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; inside of what answers from nothing but the client's memory."""
+    """Wrap the backend unless the settings say otherwise; inside of what answers without any executor."""
     limit_bytes = context.settings(PrefetchSettings).prefetch_bytes
     if not limit_bytes:
         return None

@@ -22,7 +22,7 @@ from djinn.ir.value import Slot
 from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
 from djinn.record.tensor import LazyTensor
 from djinn_prefetch.callers import ReadAhead, read_ahead
-from djinn_prefetch.continuations import Continuations, Expected, Place, place_of
+from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of
 from djinn_prefetch.fetched import FetchedValues, Key, is_plain_view, key_of
 
 __all__ = ("PrefetchingBackend", "open_prefetching")
@@ -45,8 +45,8 @@ class _Pause:
 class PrefetchingBackend(BackendWrapper):
     """Fetches, with a value, those that its caller will ask for next, and caches them until they are asked for.
 
-    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then. What is
-    computed and fetched because it was asked for at last is a matter of its own: see `Continuations`.
+    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then. Values that
+    are computed in advance have rules of their own: see `Continuations`.
 
     Args:
         plain: The backend that does the work.
@@ -235,7 +235,7 @@ class PrefetchingBackend(BackendWrapper):
         return answer[:len(slots)]
 
     @contextmanager
-    def _added(self, foreseen: Sequence[Expected]) -> Iterator[None]:
+    def _added(self, foreseen: Sequence[ForeseenValue]) -> Iterator[None]:
         """Let operations be on the tape while it is sent; their results are released then."""
         nodes = [node for one in foreseen for node in one.nodes]
         self._tape.nodes.extend(nodes)
@@ -302,7 +302,7 @@ class PrefetchingBackend(BackendWrapper):
             raise
 
     def _changed(self) -> None:
-        """Drop all that was fetched in advance, after something that the tape does not show."""
+        """Drop everything fetched in advance, after an event that the tape does not show."""
         self._drop()
         self._continuations.forget()
 

@@ -1,4 +1,4 @@
-"""What a program asked for next when it last waited at a place: small values that can be computed and fetched with it.
+"""Small values that a program asked for next when it last waited at a place: computed and fetched with the first one.
 
 A loop that waits for a flag, and then for another that is made of the same values, needs both in one round trip. The
 operations that led from the first wait to the second are repeated ahead of the program: the executor computes the
@@ -8,7 +8,8 @@ second value with the first. It is given to the program only if that records the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import compress
+from functools import lru_cache
+from itertools import compress, islice
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -20,7 +21,7 @@ from djinn.ir.tape import Node, Signature, needed_for
 from djinn.ir.value import Slot
 from djinn_prefetch.harmless import is_harmless, is_repeatable, moved_bytes
 
-__all__ = ("Continuations", "Expected", "Place", "place_of")
+__all__ = ("Continuations", "ForeseenValue", "Place", "place_of")
 
 MAX_BETWEEN = 48
 """Operations between a wait and what follows it."""
@@ -36,18 +37,31 @@ MAX_PLACES = 1024
 MAX_PAUSE = 256
 """How many waits at a place pass, at most, until it is tried again after it was in vain."""
 
-Place = tuple[ref[CodeType], int, ref[CodeType] | None, int]
-"""Where a program waits: the code and the position in it of the innermost caller outside djinn, and of its caller."""
+_Position = tuple[int | None, int | None, int | None, int | None]
+Place = tuple[ref[CodeType], _Position, ref[CodeType] | None, _Position | None]
+"""Where a program waits: code, and position in its text, of the innermost caller outside djinn and of its caller."""
 Source = tuple[int, int]
-"""Where an operand comes from: the n-th result of the steps (0, n); or of the node that was the n-th last before the wait
-the result (n, i) or the operand (n, -1 - i)."""
+"""Where an operand comes from: the n-th result of the steps (0, n); or of the node that was the n-th last before the
+wait, the result (n, i) or the operand (n, -1 - i).
+"""
 
 
 def place_of(frame: FrameType) -> Place:
     """Return where a frame is, keeping nothing of it alive."""
-    caller = frame.f_back
-    return (ref(frame.f_code), frame.f_lasti, None if caller is None else ref(caller.f_code),
-            -1 if caller is None else caller.f_lasti)
+    code, caller = ref(frame.f_code), frame.f_back
+    position = _position(code, frame.f_lasti)
+    if caller is None:
+        return code, position, None, None
+    above = ref(caller.f_code)
+    return code, position, above, _position(above, caller.f_lasti)
+
+
+@lru_cache(4096)
+def _position(alive: ref[CodeType], instruction: int) -> _Position:
+    """Return the part of the text that an instruction is from; Python uses several for a call, and others later on."""
+    code = alive()
+    found = () if code is None else islice(code.co_positions(), instruction // 2, None)
+    return next(iter(found), (None, None, None, None))
 
 
 @attrs.frozen(eq=False)
@@ -68,7 +82,7 @@ class _Continuation:
 
 @attrs.define(eq=False)
 class _Habit:
-    """What followed a wait at one place.
+    """The waits that followed a wait at one place.
 
     Attributes:
         chain: The waits that followed, in order.
@@ -85,7 +99,7 @@ class _Habit:
         self.chain = [*(known for known in self.chain if known.place != found.place), found]
 
     def remove(self, unused: _Continuation) -> None:
-        """Expect a wait no longer, since it was in vain."""
+        """Expect a wait no longer."""
         self.chain = [known for known in self.chain if known is not unused]
         if not self.chain:
             self.rest()
@@ -96,14 +110,14 @@ class _Habit:
 
 
 @attrs.define(eq=False)
-class Expected:
+class ForeseenValue:
     """A value that is computed before the program asks for it.
 
     Attributes:
         nodes: The operations that compute it.
         wanted: Its name.
         spec: Its metadata; ``None`` for a Python value.
-        continuation: What it was foreseen from.
+        continuation: The continuation that it repeats.
         habit: The habit that this belongs to.
         value: The value, once it is here.
     """
@@ -125,7 +139,7 @@ class Continuations:
     Attributes:
         fetched: How many values were fetched before they were asked for.
         fetched_bytes: Their size.
-        unused: How many of them nobody asked for.
+        unused: How many of them were dropped.
         unused_bytes: Their size.
     """
 
@@ -133,7 +147,7 @@ class Continuations:
         self.fetched = self.fetched_bytes = self.unused = self.unused_bytes = 0
         self._numbers = numbers
         self._habits: dict[Place, _Habit] = {}
-        self._ahead: list[Expected] = []
+        self._ahead: list[ForeseenValue] = []
         self._place: Place | None = None
         """Where the program waited at last."""
         self._visited: set[Place] = set()
@@ -142,12 +156,12 @@ class Continuations:
         self._taken = 0
         self._is_paused = False
 
-    def answer(self, place: Place, slot: Slot, pending: Sequence[Node], taken: int) -> Expected | None:
+    def answer(self, place: Place, slot: Slot, pending: Sequence[Node], taken: int) -> ForeseenValue | None:
         """Return the value of a slot if it was foreseen; the caller then owns it.
 
         Args:
             place: Where the program waits.
-            slot: What the program asks for.
+            slot: The requested value.
             pending: The tape.
             taken: How many nodes were taken off it so far.
         """
@@ -162,7 +176,6 @@ class Continuations:
             if _is_same(expected, needed, slot):
                 self._count_unused(self._ahead[:position])
                 del self._ahead[:position + 1]
-                # Python moves on within a call once it has specialized it, so these may differ.
                 self._visited |= {place, expected.continuation.place}
                 expected.habit.pause = 0
                 return expected
@@ -176,12 +189,12 @@ class Continuations:
         else:
             self._since, self._taken = between, taken
 
-    def foresee(self, place: Place, slot: Slot, pending: Sequence[Node], taken: int) -> list[Expected]:
-        """Learn from a wait that was not foreseen, and return what will be asked for after it.
+    def foresee(self, place: Place, slot: Slot, pending: Sequence[Node], taken: int) -> list[ForeseenValue]:
+        """Learn from a wait that was not foreseen, and foresee the waits after it.
 
         Args:
             place: Where the program waits.
-            slot: What it asks for.
+            slot: The requested value.
             pending: The tape.
             taken: How many nodes were taken off it so far.
         """
@@ -197,11 +210,11 @@ class Continuations:
             return []
         return self._made(habit)
 
-    def arrived(self, expected: Sequence[Expected], values: Sequence[Any], taken: int, *, is_exact: bool) -> None:
-        """Note what came with the answer to a wait.
+    def arrived(self, expected: Sequence[ForeseenValue], values: Sequence[Any], taken: int, *, is_exact: bool) -> None:
+        """Take the values that came with the answer to a wait.
 
         Args:
-            expected: What was foreseen.
+            expected: The foreseen values.
             values: The values.
             taken: How many nodes were taken off the tape so far.
             is_exact: Whether nothing was recorded, while it was sent, that may have changed them since.
@@ -216,25 +229,25 @@ class Continuations:
             self.forget()
 
     def drop(self) -> None:
-        """Drop what was foreseen: it is not asked for, or may no longer be true."""
+        """Drop the foreseen values: they were not requested, or may no longer be true."""
         if self._ahead:
             self._count_unused(self._ahead)
             self._ahead = []
 
     def forget(self) -> None:
-        """Drop it, and what led to it: something happened that is not on the tape."""
+        """Drop all that is known of the last wait: something happened that is not on the tape."""
         self.drop()
         self._place = self._since = None
         self._tail = ()
 
-    def _count_unused(self, dropped: Sequence[Expected]) -> None:
+    def _count_unused(self, dropped: Sequence[ForeseenValue]) -> None:
         for one in dropped:
             self.unused += 1
             self.unused_bytes += one.spec.size_bytes if one.spec is not None else 0
             one.habit.remove(one.continuation)
 
     def _between(self, pending: Sequence[Node], taken: int) -> list[Node] | None:
-        """Return what was recorded since the last wait; ``None`` if that is much, or unknown."""
+        """Return the nodes recorded since the last wait; ``None`` if there are many, or some are unknown."""
         if self._since is None or taken != self._taken or len(self._since) + len(pending) > MAX_BETWEEN:
             return None
         return [*self._since, *pending]
@@ -259,9 +272,9 @@ class Continuations:
         elif not habit.chain:
             habit.rest()
 
-    def _made(self, first: _Habit) -> list[Expected]:
-        """Foresee what follows a wait, and what follows that."""
-        made: list[Expected] = []
+    def _made(self, first: _Habit) -> list[ForeseenValue]:
+        """Foresee the waits that follow a wait, and those that follow these."""
+        made: list[ForeseenValue] = []
         visited = set(self._visited)
         waits = [(first, self._tail)]
         while waits:
@@ -281,7 +294,7 @@ class Continuations:
                     waits.append((following, (*tail, *expected.nodes)))
         return made
 
-    def _repeated(self, continuation: _Continuation, habit: _Habit, tail: Sequence[Node]) -> Expected | None:
+    def _repeated(self, continuation: _Continuation, habit: _Habit, tail: Sequence[Node]) -> ForeseenValue | None:
         """Make the operations of a continuation, on the values that there are now."""
         nodes: list[Node] = []
         results: list[tuple[Slot, TensorSpec | None]] = []
@@ -293,16 +306,16 @@ class Continuations:
                     return None
                 operands.append(found[0])
             outputs = []
-            for alias, spec in zip(step.signature.aliases, step.signature.results, strict=True):
+            for alias, made in zip(step.signature.aliases, step.signature.results, strict=True):
                 number = next(self._numbers)
                 outputs.append(Slot(number, operands[alias].storage if alias >= 0 else number))
-                results.append((outputs[-1], spec))
+                results.append((outputs[-1], made))
             nodes.append(Node(step.signature, tuple(operands), tuple(outputs), step.numbers))
-        return Expected(nodes, *results[continuation.wanted], continuation, habit)
+        return ForeseenValue(nodes, *results[continuation.wanted], continuation, habit)
 
 
 def _continuation(needed: Sequence[Node], slot: Slot, tail: Sequence[Node], place: Place) -> _Continuation | None:
-    """Describe operations so that they can be repeated later; ``None`` if they had better not be."""
+    """Describe operations so that they can be repeated later; ``None`` if they must not be."""
     if not needed or not all(is_repeatable(node.signature) for node in needed):
         return None
     if sum(moved_bytes(node.signature) for node in needed) > MAX_MOVED_BYTES:
@@ -346,7 +359,7 @@ def _resolved(source: Source, tail: Sequence[Node]) -> tuple[Slot, TensorSpec | 
     return None if changed else (slot, specs[position])
 
 
-def _is_same(expected: Expected, needed: Sequence[Node], slot: Slot) -> bool:
+def _is_same(expected: ForeseenValue, needed: Sequence[Node], slot: Slot) -> bool:
     """Whether the program recorded just the operations that were foreseen, on the same values."""
     if len(needed) != len(expected.nodes):
         return False

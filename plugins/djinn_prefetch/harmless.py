@@ -1,4 +1,4 @@
-"""Operations that may run although nobody has asked for them: they raise for no data, and repeat exactly."""
+"""Operations that may run before they are requested: they raise for no data, and repeat exactly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_harmless(signature: Signature) -> bool:
 
 
 def is_repeatable(signature: Signature) -> bool:
-    """Whether, in addition, it writes nothing: it could run twice without anybody noticing."""
+    """Whether, in addition, it writes nothing: running it twice has no effect."""
     return is_harmless(signature) and not signature.writes and bool(signature.results)
 
 
