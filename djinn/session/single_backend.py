@@ -220,6 +220,7 @@ class SingleBackend:
             "round_trips": self.round_trips + getattr(self.connection, "round_trips", 0),
             "bytes_sent": self.connection.bytes_sent,
             "bytes_not_sent": getattr(self.connection, "bytes_not_sent", 0),
+            "answered_early": getattr(self.connection, "answered_early", 0),
             "reconnections": getattr(self.connection, "reconnections", 0),
             "bytes_received": self.connection.bytes_received,
             "programs_sent": self._programs.defined,
