@@ -95,7 +95,7 @@ class EarlyInbox:
             raise ProtocolError(f"It answered more than {MAX_EARLY} batches early.")
 
     def take(self, number: int, values: int) -> tuple[Result, list[torch.Tensor]] | None:
-        """Return the early answer to a batch that was sent, if what it assumes is what was sent.
+        """Return the early answer to a batch that was sent, if it assumes exactly the batches that were sent.
 
         Args:
             number: Number of the batch.

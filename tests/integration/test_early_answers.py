@@ -1,4 +1,4 @@
-"""A server that has run ahead sends values before it is asked, over a long way and a guarded server: counted in trips."""
+"""A server that has run ahead sends values before it is asked, over a long way: counted in round trips."""
 
 from __future__ import annotations
 
