@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.random_exchange import EXCHANGE
 
@@ -150,7 +151,7 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
-    if name == EXCHANGE:
+    if name == EXCHANGE or name in ATTENTION_OPERATORS:
         return
     if namespace == NAMESPACE:
         group = group_of(name)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import is_as_declared, operator_named
 from djinn_lib_service.switches import Switches, check_switches, switched
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
@@ -178,7 +178,7 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
         is_random=facts.is_random,
         is_pure=_is_pure(operator, facts),
         draws=_draws(operator, facts),
-        writes=operator.namespace != "aten" or bool(written_names(facts)),
+        writes=not is_as_declared(operator) or bool(written_names(facts)),
         probabilities=tuple(probabilities),
         switches=template.switches,
     )
@@ -187,9 +187,9 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
 def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
     """Whether an operator neither writes nor draws random numbers, if its dropout probability is zero.
 
-    Operators that PyTorch does not define may do anything.
+    Foreign operators may do anything.
     """
-    return operator.namespace == "aten" and not (written_names(facts) or _draws(operator, facts))
+    return is_as_declared(operator) and not (written_names(facts) or _draws(operator, facts))
 
 
 def _draws(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
