@@ -203,13 +203,13 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
     """Run pytest in a folder; return its exit status, and leave what it says in a file.
 
     What Hypothesis finds in the sources of the modules that are loaded it keeps here, for the next run.
+    djinn is imported by pytest as usual: Hypothesis draws its examples by what the loaded modules contain.
 
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.
     """
     environment = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path.cwd() / ".hypothesis"), **environment}
-    with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False,
-                    has_djinn=True) as process:
+    with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
         return process.wait(timeout_s)
 
 
