@@ -63,7 +63,7 @@ class WatchedBackend(BackendWrapper):
 
     def _traffic(self) -> Traffic:
         executors = self.plain.executors
-        return (sum(executor.round_trips for executor in executors),
+        return (sum(executor.round_trips + getattr(executor.connection, "round_trips", 0) for executor in executors),
                 sum(executor.connection.bytes_sent for executor in executors),
                 sum(executor.connection.bytes_received for executor in executors))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.mutants.planting import mutant
+from support.mutants.planting import SERVED, mutant
 
 _WRITES = "add_.Tensor mul_.Scalar copy_ zero_ add.Tensor view select.int transpose.int"
 _AGAIN = "create:* view:* write:* compute:*"
@@ -129,6 +129,9 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    # Early answers.
+    mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
+           "and digest_of_batches(batches) == result.assumes", "", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
