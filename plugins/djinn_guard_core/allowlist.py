@@ -13,6 +13,7 @@ import attrs
 import torch
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.random_exchange import EXCHANGE
+from djinn_lib_sparse.operators import NAMES as SPARSE
 
 from djinn.errors import UnknownOperatorError
 
@@ -150,7 +151,7 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
-    if name == EXCHANGE:
+    if name == EXCHANGE or name in SPARSE:
         return
     if namespace == NAMESPACE:
         group = group_of(name)
