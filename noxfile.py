@@ -95,9 +95,12 @@ def tests(session: nox.Session) -> None:
     together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
     # By file, since tests of one file share servers; in the order of `testpaths`. Three processes more than there are
     # processors, because tests wait for servers, and others may be at work. One thread each.
-    processes = min(8, (os.cpu_count() or 1) + 3)
-    session.run("pytest", "-n", str(processes), "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone",
-                *together, env={**PROFILE, "OMP_NUM_THREADS": "1"}, success_codes=[0, 1])
+    processes = str(min(8, (os.cpu_count() or 1) + 3))
+    shared = ["-p", "support.processes.forks", "--forks", processes]
+    if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
+        shared = ["-n", processes, "--dist=loadfile", "--no-loadscope-reorder"]
+    session.run("pytest", *shared, "-m", "not alone", *together, success_codes=[0, 1],
+                env={**PROFILE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")})
     # Collecting all other files would take longer than their import.
     files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text(encoding="utf-8")]
     session.run("pytest", "-m", "alone", *alone, *sorted(files), env=PROFILE, success_codes=[0, 1])

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from djinn_conformance import fakes
+
 __all__ = ("ACTIONS", "LINES", "look", "report_on")
 
 _WATCHED = ("socket.connect", "socket.bind", "socket.listen", "subprocess.Popen", "os.fork", "os.posix_spawn",
@@ -155,9 +157,9 @@ LINES: Mapping[str, Callable[[torch.device], Any]] = {
 """Lines of a user's program, for any device."""
 
 
-def _arrivals(device: torch.device) -> dict[str, Any]:
+def _compared(lines: Mapping[str, Callable[[torch.device], Any]], device: torch.device) -> dict[str, Any]:
     seen: dict[str, Any] = {}
-    for name, line in LINES.items():
+    for name, line in lines.items():
         wanted = line(torch.device("cpu"))
         try:
             got = line(device)
@@ -198,7 +200,8 @@ def report_on(name: str) -> dict[str, Any]:
     djinn.init()
     return {"before": before, "once": once, "twice": twice, "devices": list(map(str, devices)),
             "parsed": str(torch.device(str(devices[0]))), "is_device": isinstance(devices[0], torch.device),
-            "opened": events, "changed": changed, "arrivals": _arrivals(devices[0])}
+            "opened": events, "changed": changed, "arrivals": _compared(LINES, devices[0]),
+            "fakes": _compared(fakes.LINES, devices[0])}
 
 
 def observe(name: str, timeout_s: float = 120.0) -> dict[str, Any]:

@@ -63,3 +63,10 @@ def test_operations_arrive(subject: Subject, seen: dict[str, Any]) -> None:
     """Run the same lines on the device and on the CPU."""
     for name, (got, wanted) in seen["arrivals"].items():
         expect_equal(got, wanted, f"outcome of {name}", f"{subject} on {seen['devices'][0]}")
+
+
+@law("interceptor.fakes_real")
+def test_fakes_real(subject: Subject, seen: dict[str, Any]) -> None:
+    """Run the same lines on fake tensors of the device and of the CPU."""
+    for name, (got, wanted) in seen["fakes"].items():
+        expect_equal(got, wanted, f"outcome of {name}", f"{subject} on {seen['devices'][0]}")

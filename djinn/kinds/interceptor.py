@@ -41,7 +41,7 @@ class Interceptor(Protocol):
         """Operators that need special handling, such as copies between devices.
 
         Laws:
-            interceptor.operations_arrive
+            interceptor.operations_arrive, interceptor.fakes_real
         """
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:

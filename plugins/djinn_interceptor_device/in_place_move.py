@@ -17,6 +17,7 @@ import torch
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn_interceptor_device import fakes
 from djinn_interceptor_device.brought_home import BroughtHome, bring_home
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -38,7 +39,8 @@ def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..
         library.impl("_has_compatible_shallow_copy_type", become, key)
     for name in _ASKED:
         packet, _, overload = name.partition(".")
-        library.impl(name, kernel(getattr(getattr(torch.ops.aten, packet), overload or "default")), "PrivateUse1")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        library.impl(name, fakes.leave_fakes(operator, kernel(operator)), "PrivateUse1")
 
 
 def can_be_swapped(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from djinn_interceptor_device import (
     class_factories,
     derived_plans,
     factories,
+    fakes,
     functions,
     gradients,
     handlers,
@@ -85,6 +86,7 @@ class DeviceInterceptor:
             factories.register()
             _keep_from_dynamo()
             _let_tracers_trace()
+            fakes.register()
             class_factories.install()
             saving.guard_constructors()
             profiling.install()

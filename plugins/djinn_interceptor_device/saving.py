@@ -22,7 +22,7 @@ _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
 _OWN_ATTRIBUTES = ("_value", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
 _is_registered = False
-_KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr".split())
+_KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr _fix_weakref".split())
 
 
 class RemoteStorage(torch.UntypedStorage):

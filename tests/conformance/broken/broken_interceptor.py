@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from djinn_interceptor_device.interceptor import DeviceInterceptor
+from torch._subclasses import fake_tensor
 
 from djinn.hookspecs import hookimpl
+from djinn.record.tensor import LazyTensor
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "doubles": ("interceptor.local_unchanged", set()),
@@ -17,6 +19,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "second-thoughts": ("interceptor.idempotent", set()),
     "starts-thread": ("interceptor.opens_nothing", set()),
     "no-index": ("interceptor.device_real", set()),
+    "hides-fakes": ("interceptor.fakes_real", set()),
     "skips-products": ("interceptor.operations_arrive", set()),
 }
 """Name of each broken interceptor, the law that it breaks, and others that it may break as a consequence."""
@@ -39,6 +42,8 @@ class _Interceptor(DeviceInterceptor):
             torch.rand(1)
         elif self._flaw == "starts-thread":
             threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        elif self._flaw == "hides-fakes":
+            fake_tensor._check_for_subclass_arg = lambda item: isinstance(item, LazyTensor)
         elif self._flaw == "second-thoughts" and len(_installed) > 1:
             torch.set_default_dtype(torch.float64)
         elif self._flaw == "no-index":

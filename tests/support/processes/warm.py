@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
-__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python")
+__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -102,6 +103,14 @@ class WarmPython:
     def kill(self) -> None:
         """End it by force."""
         self._process.kill()
+
+
+def share() -> None:
+    """Start the interpreter that is forked, so that all forks of this process have it in common."""
+    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way
+    server.ensure_running()
+    # Only its parent can ask whether it runs.
+    os.register_at_fork(after_in_child=lambda: setattr(server, "ensure_running", lambda: None))
 
 
 def clean_environment(**environ: str) -> dict[str, str]:

@@ -1,0 +1,43 @@
+"""Fake tensors of the device: metadata without data, made by ``FakeTensorMode``, ``torch.export`` and ``make_fx``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from djinn.record.tensor import LazyTensor
+
+_PYTORCHS_OWN = (torch._C.DispatchKey.CompositeExplicitAutograd,
+                 torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional)
+"""Where PyTorch registers kernels that only use metadata."""
+
+
+def leave_fakes(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a kernel of the device leave tensors without data to PyTorch's own kernel.
+
+    Inside, a fake tensor is a meta tensor with this device's dispatch key.
+    """
+    own = next(key for key in _PYTORCHS_OWN
+               if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key.name))
+
+    def dispatch(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LazyTensor) or not tensor.is_meta:
+            return kernel(tensor, *args, **kwargs)
+        made = operator._op_dk(own, tensor, *args, **kwargs)
+        if operator is torch.ops.aten.detach.default:
+            # `FakeTensor` detaches what it wraps, and takes over the result's Python object, which a kernel in Python
+            # cannot help making.
+            made.__class__ = FakeTensor
+        return made
+
+    return dispatch
+
+
+def register() -> None:
+    """Make ``FakeTensorMode`` treat lazy tensors as it treats ordinary ones, instead of as an unknown subclass."""
+    is_unknown = fake_tensor._check_for_subclass_arg
+    fake_tensor._check_for_subclass_arg = lambda x: type(x) is not LazyTensor and is_unknown(x)
