@@ -335,5 +335,6 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     return Arrangement(
         str(operator.name()), names, {name: index for index, name in enumerate(names) if name in written}, proven,
         frozenset().union(*(group.arguments for group in rows)),
-        frozenset().union(*(group.as_they_are for group in rows), OWN_CARE.get(operator.namespace, ())), _apart().get(base.removesuffix("_")),
+        frozenset().union(*(group.as_they_are for group in rows), OWN_CARE.get(operator.namespace, ())),
+        _apart().get(base.removesuffix("_")),
         _training_flag(operator), limit_bytes)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from djinn_lib_sparse import recording as sparse
 
 from djinn.kinds.interceptor import Handler

@@ -6,7 +6,6 @@ import functools
 from typing import Any, NoReturn
 
 import torch
-
 from djinn_lib_sparse import recording
 
 from djinn.errors import UnsupportedTensorError

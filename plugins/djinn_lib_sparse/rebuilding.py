@@ -10,7 +10,17 @@ import torch
 from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError, UnknownOperatorError
-from djinn_lib_sparse.forms import COMPONENTS, LAYOUTS, Call, DenseForm, ItemsForm, SparseForm, decoded
+from djinn_lib_sparse.forms import (
+    COMPONENTS,
+    LAYOUTS,
+    Call,
+    ConstantForm,
+    DenseForm,
+    ItemsForm,
+    SparseForm,
+    TorchForm,
+    decoded,
+)
 from djinn_lib_sparse.table import RUNS
 
 __all__ = ("called", "needed_bytes", "taken_apart")
@@ -21,8 +31,8 @@ _WORK = 16
 """Kernels copy, sort and number their operands' elements; no more often than that."""
 _PRODUCTS = frozenset("mm addmm addmm_ _sparse_addmm bmm _sparse_sparse_matmul sparse_sampled_addmm "
                       "_sparse_mm_reduce_impl".split())
-_OF_ELEMENTS = frozenset("_coalesce t transpose neg clone mul div sparse_mask zeros_like cat unsqueeze _to_copy abs sqrt "
-                         "pow sum _sparse_sum mv".split())
+_OF_ELEMENTS = frozenset("_coalesce t transpose neg clone mul div sparse_mask zeros_like cat unsqueeze _to_copy abs "
+                         "sqrt pow sum _sparse_sum mv".split())
 """Operators that take memory for the elements of their operands only."""
 
 
@@ -37,7 +47,7 @@ def rebuilt(form: SparseForm, components: Sequence[torch.Tensor]) -> torch.Tenso
     Raises:
         RuntimeError: They are no sparse tensor of this form.
     """
-    _expect(all(isinstance(part, torch.Tensor) and part.layout is torch.strided for part in components),
+    _expect(all(part.layout is torch.strided for part in components),
             "a component is not dense")
     *indices, values = components
     _expect(all(part.dtype in (torch.int64, torch.int32) for part in indices), "indices are no integers")
@@ -57,9 +67,10 @@ def _coo(form: SparseForm, indices: torch.Tensor, values: torch.Tensor) -> torch
         _expect(bool(((indices >= 0) & (indices < limits)).all()), f"an index is outside the size {list(form.size)}")
     if form.is_coalesced and indices.shape[1] > 1:
         _expect(_rises(indices, form.size[:sparse_dim]), "the indices are not coalesced")
-    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+    made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         sparse_dim, len(form.size) - sparse_dim, form.size, indices, values, dtype=values.dtype,
-        layout=torch.sparse_coo, device=values.device, is_coalesced=form.is_coalesced)  # type: ignore[no-any-return]  # the type of operators is Any
+        layout=torch.sparse_coo, device=values.device, is_coalesced=form.is_coalesced)
+    return made
 
 
 def _rises(indices: torch.Tensor, size: Sequence[int]) -> bool:
@@ -77,8 +88,8 @@ def _compressed(form: SparseForm, indices: Sequence[torch.Tensor], values: torch
     torch._validate_sparse_compressed_tensor_args(
         indices[0].cpu().contiguous(), indices[1].cpu().contiguous(),
         torch.zeros((), dtype=values.dtype).expand(values.shape), form.size, layout)
-    return torch.sparse_compressed_tensor(indices[0], indices[1], values, form.size, layout=layout,
-                                          check_invariants=False)
+    return torch.sparse_compressed_tensor(
+        indices[0], indices[1], values, form.size, layout=layout, check_invariants=False)
 
 
 def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *first: torch.Tensor) -> Any:
@@ -98,11 +109,47 @@ def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *
     namespace, _, name = call.operator.partition("::")
     if namespace != "aten" or name not in RUNS:
         raise UnknownOperatorError(f"{call.operator[:100]} is not run on sparse tensors.")
+    operator = operator_named(call.operator)
+    _check_constants(call, operator)
     rest = iter((*first, *map(_padded, tensors)))
-    args, kwargs = call.filled(rest, iter(numbers), rebuilt, tensors[0].device)
+    made: dict[Any, torch.Tensor] = {}
+
+    def sparse(form: SparseForm, components: Sequence[torch.Tensor]) -> torch.Tensor:
+        # Some kernels do something else if they are given one tensor twice.
+        key = (form, *map(id, components))
+        if key not in made:
+            made[key] = rebuilt(form, components)
+        return made[key]
+
+    args, kwargs = call.filled(rest, iter(numbers), sparse, tensors[0].device)
     if next(rest, None) is not None:
         raise ProtocolError(f"{call.operator} is given too many tensors.")
-    return operator_named(call.operator)(*args, **kwargs)
+    if name == "_sparse_mm_reduce_impl_backward":
+        _check_positions(args[0], args[1], args[4])
+    return operator(*args, **kwargs)
+
+
+def _check_constants(call: Call, operator: torch._ops.OpOverload) -> None:
+    """Check that what stands for a dtype, a layout and the like is none of the numbers that PyTorch takes for them.
+
+    Raises:
+        ProtocolError: It is.
+    """
+    kinds = {argument.name: str(argument.real_type) for argument in operator._schema.arguments}
+    for name, form in [*zip(kinds, call.arguments, strict=False), *call.keywords.items()]:
+        kind = kinds.get(name, "")
+        is_constant = any(word in kind for word in ("ScalarType", "Layout", "Device", "MemoryFormat"))
+        if is_constant and not isinstance(form, TorchForm) and not (
+            isinstance(form, ConstantForm) and form.value is None):
+            raise ProtocolError(f"{call.operator} takes {kind} as {name}.")
+
+
+def _check_positions(sparse: torch.Tensor, gradient: torch.Tensor, positions: torch.Tensor) -> None:
+    """Check where the elements of a reduction came from: the kernel writes there."""
+    count = sparse.values().shape[0]
+    _expect(positions.dtype is torch.int64 and (not positions.numel() or positions.shape == gradient.shape),
+            "arg_out does not fit the gradient")
+    _expect(bool(((positions >= 0) & (positions <= count)).all()), f"arg_out has elements outside of 0 to {count}")
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -146,7 +193,7 @@ def needed_bytes(named: Mapping[str, Any]) -> int:
     call = decoded(named["call"])
     tensors = [*([named["self"]] if "self" in named else []), *named["tensors"]]
     operands = _operand_sizes(call, tensors)
-    work = sum(tensor.numel() for tensor in tensors) * _ITEM_BYTES * _WORK
+    work: int = sum(tensor.numel() for tensor in tensors) * _ITEM_BYTES * _WORK
     work += sum(sum(size) for size in operands) * 8
     name = call.operator.partition("::")[2].partition(".")[0]
     if name in _OF_ELEMENTS:

@@ -28,7 +28,7 @@ from djinn_lib_sparse.forms import (
 from djinn_lib_sparse.operators import NAMESPACE, define
 from djinn_lib_sparse.rebuilding import components_of
 from djinn_lib_sparse.table import Outcome, outcome_of
-from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, of_local, same_parts
+from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, same_parts
 
 __all__ = ("run", "uploaded")
 
@@ -273,7 +273,7 @@ def handlers() -> dict[Any, Callable[..., Any]]:
 
 def register() -> list[torch.library.Library]:
     """Register the kernels for sparse tensors; they are registered for the lifetime of the returned libraries."""
-    LazySparse._run = staticmethod(run)  # type: ignore[assignment]  # what dispatches needs what it makes
+    LazySparse._run = staticmethod(run)
     library = torch.library.Library("aten", "IMPL")
     for name, operator in (("empty.memory_format", aten.empty.memory_format), ("zeros", aten.zeros.default),
                            ("_to_copy", aten._to_copy.default)):

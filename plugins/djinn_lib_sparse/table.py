@@ -13,11 +13,11 @@ import attrs
 
 __all__ = ("RUNS", "Outcome", "outcome_of")
 
-_UNARY = ("abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg relu round sgn sign sin sinh sqrt tan tanh "
-          "trunc deg2rad rad2deg isnan isinf isposinf isneginf signbit positive").split()
+_UNARY = ("abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg relu round sgn sign sin sinh sqrt tan "
+          "tanh trunc deg2rad rad2deg isnan isinf isposinf isneginf signbit positive").split()
 _SCALED = "mul.Tensor mul.Scalar div.Tensor div.Scalar".split()
-_DENSE_RESULT = ("mm addmm _sparse_addmm bmm mv dot _to_dense to_dense sum _sparse_sum norm.Scalar norm.ScalarOpt_dtype "
-                 "native_norm native_norm.ScalarOpt_dim_dtype").split()
+_DENSE_RESULT = ("mm addmm _sparse_addmm bmm mv dot _to_dense to_dense sum _sparse_sum norm.Scalar "
+                 "norm.ScalarOpt_dtype norm.ScalarOpt_dim native_norm native_norm.ScalarOpt_dim_dtype").split()
 _SUMS = "add.Tensor sub.Tensor".split()
 _CONVERSIONS = {"_to_sparse": "coo", "_to_sparse.sparse_dim": "coo", "_to_sparse_csr": "csr", "_to_sparse_csc": "csc",
                 "_to_sparse_bsr": "bsr", "_to_sparse_bsc": "bsc"}

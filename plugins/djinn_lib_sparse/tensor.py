@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from djinn.record import devices
-from djinn.record.tensor import LazyTensor
 
 __all__ = ("LazySparse", "at_home", "made_of", "same_parts")
 
@@ -27,10 +27,8 @@ class LazySparse(torch.Tensor):
     _parts: tuple[Any, ...]
     _is_unique: bool
     _run: Callable[..., Any]
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return LazySparse._run(func, args, kwargs or {})
+    __torch_dispatch__: Any = classmethod(lambda cls, func, types, args=(), kwargs=None: cls._run(
+        func, args, kwargs or {}))
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -46,7 +44,7 @@ class LazySparse(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with _without_functions():
-            return self._reduce_ex_internal(protocol)  # type: ignore[attr-defined]  # PyTorch's own
+            return self._reduce_ex_internal(protocol)  # type: ignore[no-untyped-call]  # untyped there
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
@@ -76,7 +74,8 @@ def made_of(
         if layout is torch.sparse_coo:
             sparse_dim = parts[0].shape[0]
             bare = aten._sparse_coo_tensor_with_dims_and_tensors.default._op_dk(
-                torch._C.DispatchKey.SparseMeta, sparse_dim, len(size) - sparse_dim, list(size), *parts, is_coalesced=is_unique, **options)
+                torch._C.DispatchKey.SparseMeta, sparse_dim, len(size) - sparse_dim, list(size), *parts,
+                is_coalesced=is_unique, **options)
         else:
             bare = aten._sparse_compressed_tensor_unsafe.default(*parts, list(size), **options)
         made: LazySparse = torch.Tensor._make_subclass(LazySparse, bare)
@@ -98,13 +97,11 @@ def at_home(sparse: LazySparse) -> torch.Tensor:
     return of_local(layout, local, size, is_unique=sparse._is_unique)
 
 
-def of_local(layout: torch.layout, parts: Sequence[torch.Tensor], size: Sequence[int], *, is_unique: bool) -> torch.Tensor:
+def of_local(
+    layout: torch.layout, parts: Sequence[torch.Tensor], size: Sequence[int], *, is_unique: bool
+) -> torch.Tensor:
     """Make an ordinary sparse tensor of ordinary components that are known to fit."""
-    if layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(*parts, size, is_coalesced=is_unique, check_invariants=False)
-    return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
-
-
-def is_lazy(item: Any) -> bool:
-    """Whether something is a tensor on the device, sparse or dense."""
-    return isinstance(item, (LazyTensor, LazySparse))
+    made: Any = (partial(torch.sparse_coo_tensor, is_coalesced=is_unique) if layout is torch.sparse_coo
+                 else partial(torch.sparse_compressed_tensor, layout=layout))
+    local: torch.Tensor = made(*parts, size, check_invariants=False)
+    return local
