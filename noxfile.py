@@ -151,7 +151,7 @@ def libraries(session: nox.Session) -> None:
     With arguments for pytest (``-- -k lightning``), only what they select is run, and nothing is written.
     """
     _install(session, "-e", ".[test]", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "pillow",
-             "ipython", "torchmetrics", "trl")
+             "ipython", "torchao", "torchmetrics", "trl")
     results = _output(session, "libraries.jsonl")
     results.unlink(missing_ok=True)
     session.run("pytest", "tests/libraries", "-o", "python_files=check_*.py", "--timeout=3600", "-n", "2",
@@ -206,13 +206,16 @@ def soak(session: nox.Session) -> None:
 def foreign(session: nox.Session) -> None:
     """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
 
-    ``-- pytorch --source CHECKOUT`` runs PyTorch's; names of files, and arguments of pytest after ``--``, choose some.
+    ``-- pytorch --source CHECKOUT`` runs PyTorch's, ``-- transformers --source CHECKOUT`` those of transformers; names
+    of files or of families of models, and arguments of pytest after ``--``, choose some.
     """
-    if session.posargs[:1] != ["pytorch"]:
-        session.error("Say whose tests: nox -s foreign -- pytorch --source CHECKOUT")
-    _install(session, "-e", ".[test]", "numpy", "expecttest")
-    session.run("python", "-m", "support.foreign.pytorch_tests", *session.posargs[1:], env={"PYTHONPATH": "tests",
-                                                                                           "OMP_NUM_THREADS": "1"})
+    needed = {"pytorch": ("numpy", "expecttest"), "transformers": ("accelerate", "datasets", "parameterized", "peft")}
+    whose, *others = session.posargs or [""]
+    if whose not in needed:
+        session.error(f"Say whose tests: nox -s foreign -- {'|'.join(needed)} --source CHECKOUT")
+    _install(session, "-e", ".[test]", *needed[whose])
+    session.run("python", "-m", f"support.foreign.{whose}_tests", *others,
+                env={"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"})
 
 
 @nox.session

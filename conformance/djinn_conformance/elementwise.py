@@ -72,8 +72,8 @@ def operands(draw: Callable[..., Any], count: int) -> list[torch.Tensor]:
         narrowed = tuple(draw(st.lists(st.booleans(), min_size=len(size), max_size=len(size)))
                          if draw(st.integers(0, 3)) == 3 else [False] * len(size))
         how = draw(st.lists(st.sampled_from(tuple(LAYOUTS)), min_size=1, max_size=2))
-        its_dtype = dtype if own else draw(st.sampled_from(_DTYPES))
-        made.append(DrawnLayout(its_dtype, narrowed, tuple(how), choose).tensor(size))
+        made.append(DrawnLayout(dtype if own else draw(st.sampled_from(_DTYPES)), narrowed, tuple(how),
+                                choose).tensor(size))
     return made
 
 

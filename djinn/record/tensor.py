@@ -21,6 +21,7 @@ _without_functions = torch._C.DisableTorchFunctionSubclass
 _call_plainly = torch._C._disabled_torch_function_impl
 """Calls a function with `_without_functions` active, entirely in C."""
 _NO_KEYWORDS: dict[str, Any] = {}
+_DEFAULT = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]  # a class method
 
 
 class MixedGradientError(RuntimeError):
@@ -29,6 +30,14 @@ class MixedGradientError(RuntimeError):
 
 class HostGradientError(MixedGradientError):
     """The same, where the operation writes to an ordinary tensor."""
+
+
+def _ask_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Let other libraries' subclasses handle a call as they would if ours were an ordinary tensor."""
+    others = tuple(other for other in types if not issubclass(other, LazyTensor))
+    asked = (other.__torch_function__(func, others, args, kwargs) for other in others
+             if getattr(other.__torch_function__, "__func__", None) is not _DEFAULT)
+    return next((done for done in asked if done is not NotImplemented), NotImplemented)
 
 
 class LazyTensor(torch.Tensor):
@@ -44,6 +53,8 @@ class LazyTensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if len(types) > 1 and (done := _ask_others(func, types, args, kwargs or {})) is not NotImplemented:
+                return done
             handler = dispatcher.functions.get(func)
             if handler is not None:
                 return handler(func, args, kwargs or {})

@@ -113,6 +113,8 @@ def _elementwise(
     name = _name_of(facts)
     if facts.name == "aten::pow.Scalar":
         return contiguous(result.size)
+    if any(operand.dim() > len(result.size) for operand in operands):
+        return None  # a loss that is reduced
     takes_number = name in _NUMBER_IS_OPERAND and any(isinstance(item, _NUMBERS) for item in args[1:3])
     return _iterated(result.size, operands[::-1] if name in _REVERSED else operands, has_number=takes_number)
 

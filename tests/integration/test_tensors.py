@@ -376,3 +376,13 @@ def test_only_what_is_needed_runs() -> None:
         assert (first.tolist(), second.tolist()) == ([12.0], [3.0])
     finally:
         djinn.init()
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_losses_have_the_layout_of_eager(reduction: str) -> None:
+    prediction, target = torch.arange(6.0).reshape(2, 3).T, torch.ones(3, 2)
+    for loss in (nn.functional.mse_loss, nn.functional.smooth_l1_loss):
+        local = loss(prediction, target, reduction=reduction)
+        remote = loss(prediction.to(DEVICE), target.to(DEVICE), reduction=reduction)
+        assert remote.stride() == local.stride()
+        assert torch.equal(remote.cpu(), local)

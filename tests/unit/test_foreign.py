@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from support.foreign.published import UNEXPLAINED, Difference, explained
-from support.foreign.pytorch_tests import Outcome, compare, outcomes
+from support.foreign.pytorch_tests import named
+from support.foreign.suites import Outcome, compare, outcomes, split_arguments
 
 _REPORT = """<testsuites><testsuite>
 <testcase classname="test_a.TestThingsCPU" name="test_add_cpu_float32"/>
@@ -21,11 +22,38 @@ _REPORT = """<testsuites><testsuite>
 def test_tests_of_devices_are_read_without_the_device(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(_REPORT)
-    assert outcomes(report) == {
+    assert outcomes(report, named) == {
         "TestThings.test_add_float32": Outcome("passed"),
         "TestThings.test_sub_int64": Outcome("failed", "RuntimeError: no"),
         "TestThings.test_cpu_scalar": Outcome("skipped", "Only runs on cuda"),
     }
+
+
+def test_one_failed_subtest_fails_its_test(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text("""<testsuites><testsuite>
+<testcase classname="t.T" name="a"/><testcase classname="t.T" name="a"><failure message="no"/></testcase>
+<testcase classname="t.T" name="a"/></testsuite></testsuites>""")
+    assert outcomes(report, lambda _, name: name) == {"a": Outcome("failed", "no")}
+
+
+def test_what_only_the_device_runs_counts_by_itself() -> None:
+    cpu = {"a": Outcome("skipped"), "b": Outcome("skipped"), "c": Outcome("skipped")}
+    device = {"a": Outcome("passed"), "b": Outcome("failed", "why"), "c": Outcome("skipped")}
+    result = compare("test_a.py", cpu, device)
+    assert (result.cpu_passed, result.more_passed, result.fails_on_both) == (0, 1, 0)
+    assert result.not_passed == [Difference("b", "failed", "why")]
+
+
+def test_a_process_that_ends_early_passes_nothing() -> None:
+    result = compare("test_a.py", {"a": Outcome("passed"), "b": Outcome("skipped")}, "ended with -11")
+    assert (result.cpu_passed, result.passed) == (1, 0)
+    assert result.differences == [Difference("the process", "failed", "ended with -11")]
+
+
+def test_arguments_of_pytest_come_after_two_dashes() -> None:
+    assert split_arguments(["--source", "x", "--", "-k", "a"]) == (["--source", "x"], ["-k", "a"])
+    assert split_arguments(["--source", "x"]) == (["--source", "x"], [])
 
 
 def test_only_what_passes_on_the_cpu_counts() -> None:

@@ -23,16 +23,27 @@ RESULTS = ROOT / "docs" / "results"
 REASONS = ROOT / "specs" / "foreign.toml"
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 UNEXPLAINED = "not explained"
+_COLUMNS = ("pass on the CPU", "pass on the device", "in %", "in % of those that can hold", "skipped on the device",
+            "failed", "fail on both", "skipped on the CPU, pass on the device", "fail on the device")
 
 
 @attrs.frozen
 class Difference:
-    """A test that passes on the CPU and does not on the device."""
+    """A test that passes on the CPU, or is skipped there, and does not pass on the device.
+
+    Attributes:
+        test: Its name.
+        verdict: ``failed`` or ``skipped``.
+        message: What it said.
+        reason: Why, by specs/foreign.toml.
+        can_hold: Whether it could pass on a device that is neither the CPU nor CUDA.
+    """
 
     test: str
     verdict: str
     message: str
     reason: str = ""
+    can_hold: bool = True
 
 
 @attrs.frozen
@@ -45,6 +56,10 @@ class FileResult:
         passed: How many of these pass on the device.
         differences: The others.
         fails_on_both: Tests that fail on the CPU too, and say nothing.
+        more_passed: Tests that are skipped on the CPU, and pass on the device.
+        more_failed: Tests that are skipped on the CPU, and fail on the device.
+        release: The other project's release that the file is of.
+        arguments: Those of pytest that chose tests.
     """
 
     file: str
@@ -52,28 +67,53 @@ class FileResult:
     passed: int
     differences: Sequence[Difference]
     fails_on_both: int
+    more_passed: int = 0
+    more_failed: Sequence[Difference] = ()
+    release: str = ""
+    arguments: Sequence[str] = ()
+
+    @property
+    def not_passed(self) -> list[Difference]:
+        """All tests that did not pass on the device, and tell something."""
+        return [*self.differences, *self.more_failed]
 
 
 def explained(suite: str, difference: Difference) -> Difference:
     """Find the reason of a difference, by the first pattern that its test or its message has."""
     told = f"{difference.test}: {difference.verdict}: {difference.message}"
-    known = tomllib.loads(REASONS.read_text())[suite]
-    reason = next((entry["reason"] for entry in known if re.search(entry["pattern"], told)), UNEXPLAINED)
-    return attrs.evolve(difference, reason=reason)
+    known = tomllib.loads(REASONS.read_text()).get(suite, [])
+    entry = next((entry for entry in known if re.search(entry["pattern"], told)), {"reason": UNEXPLAINED})
+    return attrs.evolve(difference, reason=str(entry["reason"]), can_hold=bool(entry.get("can_hold", True)))
 
 
-def publish(suite: str, results: Sequence[FileResult], arguments: Sequence[str]) -> int:
-    """Write the results and the page; return 1 if a difference is not explained, otherwise 0."""
+def _explain(suite: str, result: FileResult) -> FileResult:
+    return attrs.evolve(result, differences=[explained(suite, item) for item in result.differences],
+                        more_failed=[explained(suite, item) for item in result.more_failed])
+
+
+def publish(suite: str, result: FileResult) -> int:
+    """Write a file's result, in place of an earlier one, and the page.
+
+    Returns:
+        1 if a difference is not explained, otherwise 0.
+    """
     release = str(torch.__version__).partition("+")[0]
-    results = [attrs.evolve(result, differences=[explained(suite, item) for item in result.differences])
-               for result in results]
-    (RESULTS / f"foreign-{suite}-torch-{release}.json").write_text(json.dumps({
+    path = RESULTS / f"foreign-{suite}-torch-{release}.json"
+    explained_result = _explain(suite, result)
+    files = {**{earlier.file: earlier for earlier in _earlier(path)}, result.file: explained_result}
+    path.write_text(json.dumps({
         "suite": suite, "torch": release, "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.system()} "
-                   f"{platform.machine()}",
-        "arguments": list(arguments), "files": cattrs.unstructure(results)}, indent=1) + "\n")
+                   f"{platform.machine()}", "files": cattrs.unstructure(list(files.values()))}, indent=1) + "\n")
     write_page()
-    return int(any(item.reason == UNEXPLAINED for result in results for item in result.differences))
+    unexplained = [item for item in explained_result.not_passed if item.reason == UNEXPLAINED]
+    for item in unexplained:
+        print(f"not explained: {item.test}: {item.verdict}: {item.message}", flush=True)
+    return int(bool(unexplained))
+
+
+def _earlier(path: Path) -> list[FileResult]:
+    return cattrs.structure(json.loads(path.read_text())["files"], list[FileResult]) if path.exists() else []
 
 
 def write_page() -> None:
@@ -86,18 +126,33 @@ def write_page() -> None:
 
 def _section(found: dict[str, Any]) -> str:
     files = cattrs.structure(found["files"], list[FileResult])
-    chosen = f"Chosen with `{' '.join(found['arguments'])}`. " if found["arguments"] else ""
     name = f"foreign-{found['suite']}-torch-{found['torch']}.json"
-    lines = [f"## {found['suite']}, PyTorch {found['torch']}", "",
-             f"{found['date']}, {found['machine']}, on a server. {chosen}By test: [{name}](results/{name}).", "",
-             "| file | pass on the CPU | pass on the device | in % | skipped on the device | failed | fail on both |",
-             "|---|---:|---:|---:|---:|---:|---:|"]
-    for result in files:
-        verdicts = Counter(item.verdict for item in result.differences)
-        share = 100 * result.passed / max(result.cpu_passed, 1)
-        lines.append(f"| {result.file} | {result.cpu_passed} | {result.passed} | {share:.1f} | {verdicts['skipped']} | "
-                     f"{verdicts['failed']} | {result.fails_on_both} |")
-    reasons = Counter(item.reason for result in files for item in result.differences)
-    lines += ["", "| why a test differs | tests |", "|---|---:|",
-              *(f"| {reason} | {count} |" for reason, count in reasons.most_common()), ""]
+    releases = ", ".join(dict.fromkeys(result.release for result in files))
+    where = f"{found['date']}, {found['machine']}, on a server. Release of the tests: {releases}."
+    lines = [f"## {found['suite']}, PyTorch {found['torch']}", "", f"{where} By test: [{name}](results/{name}).", "",
+             f"| tests | {' | '.join(_COLUMNS)} |", "|---|" + "---:|" * len(_COLUMNS)]
+    lines += [_row(result) for result in files]
+    if len(files) > 1:
+        lines.append(_row(FileResult(
+            "all", sum(result.cpu_passed for result in files), sum(result.passed for result in files),
+            [item for result in files for item in result.differences], sum(result.fails_on_both for result in files),
+            sum(result.more_passed for result in files), [item for result in files for item in result.more_failed])))
+    chosen = Counter(" ".join(result.arguments) for result in files if result.arguments)
+    lines += ["", *(f"{count} of the rows: chosen with `{arguments}`." for arguments, count in chosen.items())]
+    reasons = Counter((item.reason, item.can_hold) for result in files for item in result.not_passed)
+    lines += ["", "| why a test differs | can it hold? | tests |", "|---|---|---:|",
+              *(f"| {reason} | {'yes' if can_hold else 'no'} | {count} |"
+                for (reason, can_hold), count in reasons.most_common()), ""]
     return "\n".join(lines)
+
+
+def _row(result: FileResult) -> str:
+    verdicts = Counter(item.verdict for item in result.differences)
+    can_hold = result.cpu_passed - sum(not item.can_hold for item in result.differences)
+    return (f"| {result.file} | {result.cpu_passed} | {result.passed} | {_percent(result.passed, result.cpu_passed)} | "
+            f"{_percent(result.passed, can_hold)} | {verdicts['skipped']} | {verdicts['failed']} | "
+            f"{result.fails_on_both} | {result.more_passed} | {len(result.more_failed)} |")
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f}"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "libraries.md"
 SCRIPTS = ROOT / "tests" / "libraries" / "scripts"
 PACKAGES = ("torch", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "sentence-transformers",
-            "torchmetrics", "transformers", "trl")
+            "torchao", "torchmetrics", "transformers", "trl")
 HEAD = """# Libraries
 
 Each script below is ordinary code of its library. None mentions djinn. `nox -s libraries` runs each on the CPU, with
