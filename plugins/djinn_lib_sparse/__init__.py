@@ -4,3 +4,8 @@ On the client, a sparse tensor is a `djinn_lib_sparse.tensor.LazySparse` with la
 recorded as one operator of the namespace ``djinn_sparse`` on these components. The executor checks them, makes the
 sparse tensors, calls the kernel that eager calls, and returns the components of its result.
 """
+
+from __future__ import annotations
+
+# First, because `import djinn` sets up the device, for which its plugin needs modules of this package: whole ones.
+import djinn  # noqa: F401  # imported for its effect

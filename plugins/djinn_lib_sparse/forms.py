@@ -11,7 +11,7 @@ import torch
 from djinn.errors import ProtocolError, UnsupportedTensorError
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named
 
-__all__ = ("COMPONENTS", "LAYOUTS", "Call", "Form", "SparseForm", "decoded", "sparse_forms")
+__all__ = ("COMPONENTS", "LAYOUTS", "Form", "SparseCall", "SparseForm", "decoded", "sparse_forms")
 
 LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "csc": torch.sparse_csc, "bsr": torch.sparse_bsr,
            "bsc": torch.sparse_bsc}
@@ -66,7 +66,7 @@ class ItemsForm(msgspec.Struct, frozen=True, tag="l"):
 Form = DenseForm | SparseForm | NumberForm | ConstantForm | TorchForm | ItemsForm
 
 
-class Call(msgspec.Struct, frozen=True):
+class SparseCall(msgspec.Struct, frozen=True):
     """An operation.
 
     Attributes:
@@ -109,10 +109,10 @@ class Call(msgspec.Struct, frozen=True):
             raise ProtocolError(f"{self.operator} is given too few tensors or numbers.") from None
 
 
-_decoder = msgspec.json.Decoder(Call)
+_decoder = msgspec.json.Decoder(SparseCall)
 
 
-def decoded(text: str) -> Call:
+def decoded(text: str) -> SparseCall:
     """Read a text that came from a client.
 
     Raises:
@@ -128,7 +128,7 @@ def decoded(text: str) -> Call:
     return call
 
 
-def sparse_forms(call: Call) -> list[SparseForm]:
+def sparse_forms(call: SparseCall) -> list[SparseForm]:
     """List the sparse tensors of a call, in order."""
     flat = [item for form in (*call.arguments, *call.keywords.values())
             for item in (form.items if isinstance(form, ItemsForm) else (form,))]

@@ -13,10 +13,10 @@ from djinn.errors import ProtocolError, UnknownOperatorError
 from djinn_lib_sparse.forms import (
     COMPONENTS,
     LAYOUTS,
-    Call,
     ConstantForm,
     DenseForm,
     ItemsForm,
+    SparseCall,
     SparseForm,
     TorchForm,
     decoded,
@@ -96,7 +96,7 @@ def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *
     """Make the call that a client describes.
 
     Args:
-        text: See `djinn_lib_sparse.forms.Call`.
+        text: See `djinn_lib_sparse.forms.SparseCall`.
         tensors: The components of sparse tensors, and the dense tensors, in order.
         numbers: The numbers, in order.
         first: What the call writes; its first argument.
@@ -124,12 +124,10 @@ def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *
     args, kwargs = call.filled(rest, iter(numbers), sparse, tensors[0].device)
     if next(rest, None) is not None:
         raise ProtocolError(f"{call.operator} is given too many tensors.")
-    if name == "_sparse_mm_reduce_impl_backward":
-        _check_positions(args[0], args[1], args[4])
     return operator(*args, **kwargs)
 
 
-def _check_constants(call: Call, operator: torch._ops.OpOverload) -> None:
+def _check_constants(call: SparseCall, operator: torch._ops.OpOverload) -> None:
     """Check that what stands for a dtype, a layout and the like is none of the numbers that PyTorch takes for them.
 
     Raises:
@@ -142,14 +140,6 @@ def _check_constants(call: Call, operator: torch._ops.OpOverload) -> None:
         if is_constant and not isinstance(form, TorchForm) and not (
             isinstance(form, ConstantForm) and form.value is None):
             raise ProtocolError(f"{call.operator} takes {kind} as {name}.")
-
-
-def _check_positions(sparse: torch.Tensor, gradient: torch.Tensor, positions: torch.Tensor) -> None:
-    """Check where the elements of a reduction came from: the kernel writes there."""
-    count = sparse.values().shape[0]
-    _expect(positions.dtype is torch.int64 and (not positions.numel() or positions.shape == gradient.shape),
-            "arg_out does not fit the gradient")
-    _expect(bool(((positions >= 0) & (positions <= count)).all()), f"arg_out has elements outside of 0 to {count}")
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
@@ -204,7 +194,7 @@ def needed_bytes(named: Mapping[str, Any]) -> int:
     return work + max((prod(size) for size in operands), default=0) * _ITEM_BYTES
 
 
-def _operand_sizes(call: Call, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
+def _operand_sizes(call: SparseCall, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
     """Return the sizes of a call's operands, in order."""
     rest, sizes = iter(tensors), []
     for form in (*call.arguments, *call.keywords.values()):

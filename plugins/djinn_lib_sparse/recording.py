@@ -14,12 +14,12 @@ from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn_lib_sparse.forms import (
     LAYOUTS,
-    Call,
     ConstantForm,
     DenseForm,
     Form,
     ItemsForm,
     NumberForm,
+    SparseCall,
     SparseForm,
     constant_form,
     layout_name,
@@ -71,9 +71,9 @@ class _Described:
         self.numbers: list[Any] = []
         self.sparse: list[tuple[str, bool]] = []
 
-    def call(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def call(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SparseCall:
         """Describe a call."""
-        return Call(operator.name(), tuple(map(self._form, args)),
+        return SparseCall(operator.name(), tuple(map(self._form, args)),
                     {name: self._form(item) for name, item in kwargs.items() if item is not None})
 
     def _form(self, item: Any) -> Form:
@@ -98,7 +98,7 @@ class _Described:
         return constant_form(item)
 
 
-def _recorded(outcome: Outcome, call: Call, described: _Described) -> Any:
+def _recorded(outcome: Outcome, call: SparseCall, described: _Described) -> Any:
     define()
     name = f"dynamic_{outcome.kind}" if outcome.is_dynamic else outcome.kind
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default

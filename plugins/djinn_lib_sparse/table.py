@@ -21,7 +21,7 @@ _DENSE_RESULT = ("mm addmm _sparse_addmm bmm mv dot _to_dense to_dense sum _spar
 _SUMS = "add.Tensor sub.Tensor".split()
 _CONVERSIONS = {"_to_sparse": "coo", "_to_sparse.sparse_dim": "coo", "_to_sparse_csr": "csr", "_to_sparse_csc": "csc",
                 "_to_sparse_bsr": "bsr", "_to_sparse_bsc": "bsc"}
-_PAIRS = "_sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward".split()
+_PAIRS = ("_sparse_mm_reduce_impl",)
 _WRITES = "add_.Tensor sub_.Tensor addmm_".split()
 RUNS = frozenset((
     *_UNARY, *_SCALED, *_DENSE_RESULT, *_SUMS, *_CONVERSIONS, *_PAIRS, *_WRITES, "_coalesce", "_sparse_sparse_matmul",

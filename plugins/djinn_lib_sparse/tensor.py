@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 
 from djinn.record import devices
+from djinn.record.dispatcher import pending_errors
 
 __all__ = ("LazySparse", "at_home", "made_of", "same_parts")
 
@@ -27,7 +29,7 @@ class LazySparse(torch.Tensor):
     _parts: tuple[Any, ...]
     _is_unique: bool
     _run: Callable[..., Any]
-    __torch_dispatch__: Any = classmethod(lambda cls, func, types, args=(), kwargs=None: cls._run(
+    __torch_dispatch__: Any = classmethod(lambda cls, func, types, args=(), kwargs=None: _dispatched(
         func, args, kwargs or {}))
 
     @classmethod
@@ -55,6 +57,16 @@ class LazySparse(torch.Tensor):
     def tolist(self) -> Any:
         """Raise what eager raises for a sparse tensor."""
         return at_home(self).tolist()
+
+
+def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return LazySparse._run(func, args, kwargs)
+    except BaseException as error:
+        # A device guard of autograd may take it; `torch.autograd.backward` finds it here.
+        if not torch._C._is_torch_function_enabled():
+            pending_errors[get_ident()] = error
+        raise
 
 
 def made_of(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_sparse.forms import Call, ConstantForm, DenseForm, SparseForm
+from djinn_lib_sparse.forms import ConstantForm, DenseForm, SparseCall, SparseForm
 from djinn_lib_sparse.operators import define
 from support.recording.eager import DEVICE
 
@@ -21,8 +21,10 @@ def asked(kind: str, text: Any, *tensors: torch.Tensor) -> Any:
     return (made if isinstance(made, torch.Tensor) else made[0]).cpu()
 
 
-def densified(layout: str, size: tuple[int, ...], *, is_coalesced: bool = False, name: str = "aten::_to_dense") -> Call:
-    return Call(name, (SparseForm(layout, size, is_coalesced),))
+def densified(
+    layout: str, size: tuple[int, ...], *, is_coalesced: bool = False, name: str = "aten::_to_dense"
+) -> SparseCall:
+    return SparseCall(name, (SparseForm(layout, size, is_coalesced),))
 
 
 def whole(*numbers: int) -> torch.Tensor:
@@ -46,13 +48,14 @@ LIES: dict[str, tuple[str, Any, tuple[torch.Tensor, ...], str]] = {
     "row beyond": ("dense", densified("csr", (1, 2)), (whole(0, 9), whole(0, 1), ONES), "crow_indices"),
     "column beyond": ("dense", densified("csr", (1, 2)), (whole(0, 2), whole(0, 7), ONES), "col_indices"),
     "rows fall": ("dense", densified("csr", (3, 2)), (whole(0, 2, 1, 2), whole(0, 1), ONES), "crow_indices"),
-    "operator of files": ("dense", Call("aten::from_file", (ConstantForm("/etc/hostname"),)), (ONES,), "not run"),
+    "operator of files": ("dense", SparseCall("aten::from_file", (ConstantForm("/etc/hostname"),)), (ONES,), "not run"),
     "operator unchecked": ("coo", densified("coo", (2,), name="aten::_sparse_coo_tensor_unsafe"), (ROW, ONES),
                            "not run"),
     "operator of others": ("dense", densified("coo", (2,), name="prims::neg"), (ROW, ONES), "not run"),
-    "number for a dtype": ("coo", Call("aten::_to_copy", (SparseForm("coo", (2,)),), {"dtype": ConstantForm(7)}),
+    "number for a dtype": ("coo", SparseCall("aten::_to_copy", (SparseForm("coo", (2,)),), {"dtype": ConstantForm(7)}),
                            (ROW, ONES), "takes"),
-    "too few tensors": ("dense", Call("aten::mm", (SparseForm("coo", (2,)), DenseForm())), (ROW, ONES), "too few"),
+    "too few tensors": ("dense", SparseCall("aten::mm", (SparseForm("coo", (2,)), DenseForm())), (ROW, ONES),
+                        "too few"),
     "too many tensors": ("dense", densified("coo", (2,)), (ROW, ONES, ONES), "too many"),
     "another result": ("coo", densified("coo", (2,)), (ROW, ONES), "layout"),
     "no description": ("dense", "{}", (ONES,), "describes no"),
