@@ -23,11 +23,10 @@ MARKS_HANDLE = 2**64 - 1
 """Reserved handle: the marks of the contents that the server keeps for the session's owner, a list of bytes."""
 DIGESTS_HANDLE = 2**64 - 2
 """Reserved handle: the digests of the same contents. Every listed content is kept until the session ends."""
-MARK_BYTES = 16
-MAILBOX_BYTES = 16
+MARK_BYTES = MAILBOX_BYTES = RESUME_BYTES = 16
 DIGEST_BYTES = 32
-RESUME_BYTES = 16
 MAX_TEXT = 4096
+MAX_FACTS_BYTES = 1024
 MAX_WARNINGS = 64
 """Most warnings in an answer."""
 
@@ -76,6 +75,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         resume: Key that allows a client to resume this session on another connection; empty if it cannot be resumed.
         lease_s: How long after its connection broke the session can be resumed, in seconds.
         received: Number of the last batch received; for a new session, of its greeting.
+        facts: Properties of the device, encoded by `djinn_lib_service.device_report`; empty if there are none.
     """
 
     protocol: int
@@ -92,6 +92,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     resume: ResumeKey = b""
     lease_s: float = 0.0
     received: Size = 0
+    facts: Annotated[bytes, Meta(max_length=MAX_FACTS_BYTES)] = b""
 
 
 class PeerHello(msgspec.Struct, frozen=True, tag="peer_hello"):

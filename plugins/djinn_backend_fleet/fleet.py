@@ -12,7 +12,7 @@ from djinn_lib_graph.views import changes_metadata, is_view
 from djinn_lib_interrupts.interrupts import deferral
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
-from djinn_lib_service.device_report import FIRST_REPORT, REPORT_HANDLES
+from djinn_lib_service.device_report import FIRST_REPORT, REPORT_HANDLES, device_of
 
 from djinn.errors import ConfigurationError
 from djinn.ir.flush_policy import AdaptiveFlush
@@ -124,8 +124,9 @@ class Fleet:
             PeerError: One cannot reach another.
             ConfigurationError: Their devices are of different kinds, or their PyTorch releases differ.
         """
-        for attribute in ("device", "torch"):
-            kinds = {getattr(link.welcome, attribute).partition(":")[0] for link in self.executors}
+        described = {"device": {device_of(link.welcome).kind for link in self.executors},
+                     "torch": {str(link.welcome.torch) for link in self.executors}}
+        for attribute, kinds in described.items():
             if len(kinds) > 1:
                 raise ConfigurationError(f"The servers of one session have to be alike, their {attribute}s are "
                                          f"{' and '.join(sorted(kinds))}.", hint="Serve them alike.")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 import torch
+from djinn_lib_service.device_report import device_of
 
 from djinn.errors import DjinnError
 from djinn.ir.tape import Node, Tape
@@ -37,7 +38,7 @@ class ReplayTarget:
     @property
     def device_kind(self) -> str:
         """The kind of device at the other end."""
-        return self.backend.welcome.device.partition(":")[0]
+        return device_of(self.backend.welcome).kind
 
     def settle(self) -> None:
         """Wait until all submitted work has run. Failures are not reported, because they were reported before.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from djinn_lib_service.operators import is_as_declared
 
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.schema import ReturnKind, facts_of
@@ -78,11 +79,10 @@ class CoreClassifier:
     def hides_effects(self, operator: torch._ops.OpOverload) -> bool:
         """Whether it may have effects that its schema does not declare.
 
-        Schemas of batch norms do not declare that they write their statistics. Operators that PyTorch does not define
-        may do anything.
+        Schemas of batch norms do not declare that they write their statistics. Foreign operators may do anything.
         """
         facts = facts_of(operator)
-        return operator.namespace != "aten" or any(
+        return not is_as_declared(operator) or any(
             name.startswith("running_") and name not in facts.written for name in facts.argument_names)
 
     def shares_silently(self, operator: torch._ops.OpOverload) -> bool:

@@ -7,14 +7,19 @@ from typing import Any
 
 import torch
 
+from djinn_dynamo.capturing import let_dynamo_capture
 from djinn_dynamo.compiled import CompiledGraph
+from djinn_dynamo.remote_graphs import RemoteGraph, is_remote
 
 
-def compile_graph(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph:
+def compile_graph(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> CompiledGraph | RemoteGraph:
     """Prepare a captured graph to run remotely. If no session is running, the first call starts one.
 
     Args:
         module: The graph that Dynamo captured: PyTorch functions on placeholders.
-        example_inputs: Not used: metadata is taken from the calls.
+        example_inputs: Its inputs when it was captured; only whether they are remote counts.
     """
-    return CompiledGraph(module)
+    return RemoteGraph(module) if is_remote(module, example_inputs) else CompiledGraph(module)
+
+
+let_dynamo_capture()

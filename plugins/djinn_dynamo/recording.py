@@ -138,7 +138,7 @@ def is_repeatable(
     constant = {tensor._value.slot for tensor in constants}
     return (
         set(piece.reads) <= known | constant
-        and not _writes(nodes).intersection(slot.storage for slot in constant)
+        and not storages_written(nodes).intersection(slot.storage for slot in constant)
         and can_be_repeated(session, nodes)
     )
 
@@ -159,11 +159,11 @@ def _resolved(result: Any) -> Any:
 
 def _written(nodes: Sequence[Node], leaves: Sequence[LazyTensor]) -> list[int]:
     storages = {leaf._value.slot.storage: index for index, leaf in enumerate(leaves)}
-    written = _writes(nodes)
+    written = storages_written(nodes)
     return [index for storage, index in storages.items() if storage in written]
 
 
-def _writes(nodes: Sequence[Node]) -> set[int]:
+def storages_written(nodes: Sequence[Node]) -> set[int]:
     """Return the storages that nodes write."""
     return {node.inputs[position].storage for node in nodes for position in node.signature.writes
             if node.signature.template.operator != _LEAVES_VALUES}

@@ -44,6 +44,11 @@ class Segment:
     _inputs: list[Slot]
     _outputs: list[Slot]
 
+    @property
+    def length(self) -> int:
+        """How many operations it has."""
+        return len(self._nodes)
+
     def run(self, session: Session, handles: Sequence[int]) -> list[int]:
         """Submit the piece. The caller holds the session's lock.
 

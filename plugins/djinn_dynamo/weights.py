@@ -31,7 +31,7 @@ def check(tensor: torch.Tensor) -> None:
         raise UnsupportedTensorError(
             f"The backend djinn takes ordinary dense tensors on the CPU, not a {type(tensor).__name__} on "
             f"{tensor.device} with layout {tensor.layout}.",
-            hint="Tensors on remote_accelerator:0 need no compiling; move others with .cpu() or .to_dense() first.")
+            hint="Move it with .cpu(), or to remote_accelerator:0, or make it dense with .to_dense() first.")
 
 
 class Weight:

@@ -29,7 +29,8 @@ class CpuExecutor(TorchExecutor):
         """Describe the processor; see `djinn_lib_service.kinds.executor.SupportsDeviceReport`."""
         name = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
         return {"kind": "cpu", "name": name, "has_bfloat16": True,
-                "total_bytes": _pages_bytes("SC_PHYS_PAGES"), "multi_processor_count": os.cpu_count() or 0}
+                "free_bytes": _pages_bytes("SC_AVPHYS_PAGES"), "total_bytes": _pages_bytes("SC_PHYS_PAGES"),
+                "multi_processor_count": os.cpu_count() or 0}
 
     def memory(self) -> Mapping[str, Any]:
         """Measure the machine's memory; what sessions allocate is counted with their values."""

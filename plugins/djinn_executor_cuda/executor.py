@@ -49,7 +49,9 @@ class CudaExecutor(TorchExecutor):
         found = torch.cuda.get_device_properties(self._device)
         return {"kind": "cuda", "name": found.name, "total_bytes": found.total_memory, "major": found.major,
                 "minor": found.minor, "multi_processor_count": found.multi_processor_count,
-                "has_bfloat16": torch.cuda.is_bf16_supported()}
+                "has_bfloat16": torch.cuda.is_bf16_supported(),
+                "free_bytes": torch.cuda.mem_get_info(self._device)[0],
+                "cudnn": torch.backends.cudnn.version() or 0, "attention": attention_kernels()}
 
     def memory(self) -> Mapping[str, Any]:
         """Return the driver's and the allocator's figures."""
@@ -72,6 +74,15 @@ class CudaExecutor(TorchExecutor):
         """Give cached memory back to the driver."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
+
+
+def attention_kernels() -> tuple[str, ...]:
+    """Return the kernels of attention that PyTorch is built with and may use, in the order in which it tries them."""
+    names = {1: "flash", 2: "efficient", 0: "math", 3: "cudnn"}
+    built = {"flash": torch.backends.cuda.is_flash_attention_available(), "efficient": True, "math": True,
+             "cudnn": torch.backends.cudnn.is_available()}
+    order = [names[int(kernel)] for kernel in torch._C._get_sdp_priority_order() if int(kernel) in names]
+    return tuple(name for name in order if built[name])
 
 
 class CudaExecutorFactory:

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds import Prepared
+from djinn_lib_service.operators import is_as_declared
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 from djinn_lib_sparse.rebuilding import needed_bytes
 
@@ -76,7 +77,7 @@ class CallChecker:
 def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker | None:
     """Return the check for an overload; ``None`` if its kernel needs none."""
     base = base_of(operator)
-    is_own = operator.namespace == "aten"
+    is_own = is_as_declared(operator)
     given = {argument.name for argument in operator._schema.arguments}
     # Only overloads with `rounding_mode` divide integers as such, and only a given `out` can have a bad layout.
     has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in JOINING and "out" not in given)

@@ -62,9 +62,18 @@ def _attention(tensors: Sequence[Metadata], numbers: Sequence[Any]) -> Sequence[
     return out, ((batch, heads, length), (length * heads, 1, heads), torch.float32)
 
 
+def _whole_attention(tensors: Sequence[Metadata], numbers: Sequence[Any]) -> Sequence[Metadata] | None:
+    (size, _, dtype), (value, _, _) = tensors[0], tensors[2]
+    if not len(size) == len(value) == 4:
+        return None
+    batch, heads, length, width = *size[:3], value[3]
+    return (((batch, heads, length, width), (length * heads * width, width, heads * width, 1), dtype),)
+
+
 QUICK: Mapping[str, Quick] = {
     "aten::cat": _cat,
     **dict.fromkeys(("aten::add.Tensor", "aten::sub.Tensor", "aten::mul.Tensor"), _pointwise),
     "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "djinn::scaled_dot_product_attention": _whole_attention,
 }
 """Rules by overload. Numbers are those that a call takes, in order."""

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
+from djinn_lib_service.attention_operators import dtype_of_sums, padded_rows
 
 from djinn_guard_core.preconditions import Named, expect, numel_is, size_is
 
-__all__ = ("Rule", "attention", "attention_backward", "encoder_layer", "fused_optimizer", "multi_head_attention",
-           "recurrent", "recurrent_backward", "recurrent_network", "whole_attention")
+__all__ = ("Rule", "attention", "attention_backward", "attention_residuals", "attention_with_residuals",
+           "encoder_layer", "fused_optimizer", "multi_head_attention", "recurrent", "recurrent_backward",
+           "recurrent_network", "whole_attention")
 
 Rule: TypeAlias = Callable[[Named], None]
 """Raises the error that the kernel should raise."""
@@ -41,6 +43,40 @@ def attention(named: Named) -> None:
 def whole_attention(named: Named) -> None:
     """Check that there are as many values as keys; the selected kernel checks the rest."""
     expect(named["key"].shape[-2] == named["value"].shape[-2], "key and value of other lengths")
+
+
+def attention_with_residuals(named: Named) -> None:
+    """Check attention that returns what its backward pass needs, for whichever kernel."""
+    query, key, value = named["query"], named["key"], named["value"]
+    expect(query.dim() == key.dim() == value.dim() == 4, "query, key and value have not 4 dimensions")
+    expect(key.shape[:3] == value.shape[:3], "key and value of other batches, heads or lengths")
+    expect(query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3], "query and key of other batches or sizes")
+    heads, groups = query.shape[1], key.shape[1]
+    expect(heads == groups or (named["enable_gqa"] and 0 < groups < heads and heads % groups == 0),
+           f"{heads} heads of query for {groups} of key and value")
+    expect(min(*query.shape, *key.shape, *value.shape) > 0, "no elements")
+    expect(query.dtype == key.dtype == value.dtype, "query, key and value of other dtypes")
+    expect(query.device == key.device == value.device, "query, key and value on other devices")
+    expect(0 <= named["dropout_p"] <= 1, f"dropout_p {named['dropout_p']}")
+    mask = named["attn_mask"]
+    if mask is not None:
+        full = (*query.shape[:3], key.shape[2])
+        expect(mask.dim() in (2, 4) and all(mine in (1, theirs) for mine, theirs in zip(
+            reversed(mask.shape), reversed(full), strict=False)), f"attn_mask has the size {list(mask.shape)}")
+        expect(mask.dtype in (torch.bool, query.dtype), f"attn_mask has the dtype {mask.dtype}")
+
+
+def attention_residuals(named: Named) -> None:
+    """Check what the backward pass of such attention is given."""
+    attention_with_residuals(named)
+    query = named["query"]
+    for name in ("grad_out", "out"):
+        size_is(named, name, (*query.shape[:3], named["value"].shape[3]))
+        expect(named[name].dtype == query.dtype, f"{name} of another dtype")
+    size_is(named, "logsumexp", (*query.shape[:2], padded_rows(query.shape[2])))
+    expect(named["logsumexp"].dtype == dtype_of_sums(query.dtype), "logsumexp of another dtype")
+    size_is(named, "random", (2,))
+    expect(named["random"].dtype == torch.int64, "random of another dtype")
 
 
 def recurrent_network(gates: int) -> Rule:

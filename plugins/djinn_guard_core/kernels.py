@@ -467,7 +467,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transform),
     "_scaled_dot_product_flash_attention_for_cpu": layers.attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": layers.attention_backward,
-    "scaled_dot_product_attention": layers.whole_attention,
+    **dict.fromkeys(("scaled_dot_product_attention", "scaled_dot_product_attention_kernel"), layers.whole_attention),
+    "scaled_dot_product_attention_with_residuals": layers.attention_with_residuals,
+    "scaled_dot_product_attention_backward": layers.attention_residuals,
     **{name: layers.recurrent_network(gates)
        for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))},
     "segment_reduce": _segments,

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds import Prepared
+from djinn_lib_service.operators import is_as_declared
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 
 from djinn.ir.schema import facts_of
@@ -330,7 +331,7 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     if proven and not written:
         return None
     base = base_of(operator)
-    rows = [group for group in _rows() if operator.namespace == "aten" and base in group.names]
+    rows = [group for group in _rows() if is_as_declared(operator) and base in group.names]
     names = tuple(argument.name for argument in operator._schema.arguments)
     return Arrangement(
         str(operator.name()), names, {name: index for index, name in enumerate(names) if name in written}, proven,

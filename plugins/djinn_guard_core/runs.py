@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 from djinn_lib_service.kinds import Bounds, CallCheck
+from djinn_lib_service.operators import is_as_declared
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
@@ -90,7 +91,7 @@ class CheckedSteps:
             for operand in step.operands:
                 self._users.setdefault(operand, []).append(position)
         self._changes_metadata = any(
-            made.facts.changes_metadata or made.operator.namespace != "aten" for made in called)
+            made.facts.changes_metadata or not is_as_declared(made.operator) for made in called)
         self._last: _Course | None = None
 
     def refused(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> Mapping[int, Exception]:

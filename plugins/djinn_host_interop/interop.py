@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_service.device_report import device_of
 from djinn_lib_service.generators import remote_generator
 from djinn_lib_sparse import recording as sparse
 
@@ -103,7 +104,7 @@ class UploadingInterop(HostInterop):
         if remote is not None:
             return remote.draw(session, lambda: session.dispatch(
                 operator, _mapped(args, without), {name: _mapped(item, without) for name, item in kwargs.items()}))
-        kind = session.backend.welcome.device.partition(":")[0]
+        kind = device_of(session.backend.welcome).kind
         if generator.device.type != kind:
             raise RuntimeError(f"Expected a {kind!r} device type for generator but found {generator.device.type!r}")
         with session.lock:

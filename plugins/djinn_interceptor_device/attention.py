@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from djinn_lib_service.device_report import device_of
 from torch.nn.attention import SDPBackend
 
 from djinn.ir.spec import TensorSpec
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
+from djinn_interceptor_device.remote_attention import attend_remotely
 
 _choices: dict[tuple[Any, ...], bool] = {}
 MAX_CHOICES = 4096
@@ -36,20 +38,27 @@ def attend(
 ) -> Any:
     """Call ``scaled_dot_product_attention``; the arguments are those of PyTorch's function.
 
-    If eager would not use the fused CPU kernel, or the executor's device is not a CPU, the function is decomposed.
+    An executor that has other kernels chooses among them. Otherwise the function is decomposed if eager would not use
+    the fused CPU kernel, or the executor's device is not a CPU.
     """
     if autocast.is_on():
         return autocast.lowered(functools.partial(attend, function), (query, key, value, attn_mask),
                                 {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale,
                                  "enable_gqa": enable_gqa})
     tensors = (query, key, value, *(() if attn_mask is None else (attn_mask,)))
+    decompose = functools.partial(
+        function, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if not all(type(tensor) is LazyTensor for tensor in tensors):
+        return decompose()
+    device = device_of(runtime.current().backend.welcome)
+    if device.attention:
+        return attend_remotely(decompose, tensors, (float(dropout_p), is_causal, scale, enable_gqa))
     if (
-        not all(type(tensor) is LazyTensor for tensor in tensors)
+        device.kind != "cpu"
         or (attn_mask is not None and attn_mask.requires_grad)
-        or not runtime.current().backend.welcome.device.startswith("cpu")
         or not _takes_flash([tensor._value.spec for tensor in tensors], dropout_p, is_causal, scale, enable_gqa)
     ):
-        return function(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return decompose()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         hidden = torch.full((), float("-inf"), dtype=query.dtype, device=query.device)
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), hidden)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from djinn_lib_service.device_report import device_of
 
 from djinn.ir.spec import tensors_in
 from djinn.session import runtime
@@ -162,8 +163,7 @@ def _kernel(name: str, operator: Any, by_kind: Mapping[str, str]) -> Callable[..
     }
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        is_cpu = runtime.current().backend.welcome.device.startswith("cpu")
-        kind = "cpu" if is_cpu else "cuda"
+        kind = "cpu" if device_of(runtime.current().backend.welcome).kind == "cpu" else "cuda"
         if kind in by_kind:
             return table[by_kind[kind]](args, kwargs)
         # Not listed there, but the operators that it consists of may be.

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from djinn_lib_accelerator import availability
+from djinn_lib_service.device_report import device_of
 
 from djinn.record import devices
 from djinn.record.dispatcher import pending_errors
@@ -122,7 +123,7 @@ class BackendModule(MemoryFunctions, StreamFunctions):
             runtime.seed_all(int.from_bytes(bytes(new_state.tolist()), "little", signed=True))
             return
         session = runtime.current()
-        if session.backend.welcome.device.startswith("cpu"):
+        if device_of(session.backend.welcome).kind == "cpu":
             torch.Generator().set_state(new_state)  # reports an invalid state at once
         session.set_random_state(new_state, device_named(device))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_service.device_report import device_of
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
@@ -25,7 +26,7 @@ def histc(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
         ``histogram_histc`` of aten/src/ATen/native/Histogram.cpp; ``_histc_cuda`` of native/cuda/SummaryOps.cu.
     """
     dtype = args[0].dtype
-    if dtype not in _INTEGERS or not session.backend.welcome.device.startswith("cpu"):
+    if dtype not in _INTEGERS or device_of(session.backend.welcome).kind != "cpu":
         return NotImplemented
     convert = torch.ops.aten._to_copy.default
     wide = session.dispatch(convert, (args[0],), {"dtype": torch.float64})

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from djinn_lib_interrupts.interrupts import use_interrupt_handler
+from djinn_lib_service.device_report import device_of
 from djinn_lib_sparse import recording as sparse
 from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -97,7 +98,7 @@ class DeviceInterceptor:
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
         """Return handlers of operators that copy between devices, query storages or write into lists."""
-        optimizers.follow(session.backend.welcome.device)
+        optimizers.follow(device_of(session.backend.welcome).kind)
         shortcuts.follow(session)
         process_switches.follow(session)
         derived_plans.follow(session)

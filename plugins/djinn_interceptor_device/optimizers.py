@@ -14,12 +14,12 @@ from torch.utils import _foreach_utils
 from djinn.record.tensor import LazyTensor
 
 
-def follow(device: str) -> None:
+def follow(kind: str) -> None:
     """Choose as eager does on the executor's device: optimizers loop over tensors only on a CPU; clipping never."""
     kinds: list[Any] = optimizer._foreach_supported_types
     if LazyTensor in kinds:
         kinds.remove(LazyTensor)
-    if not device.startswith("cpu"):
+    if kind != "cpu":
         kinds.append(LazyTensor)
     clipped: list[Any] = _foreach_utils._foreach_supported_types
     if LazyTensor not in clipped:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
+from djinn_lib_service.device_report import device_of
 
 from djinn.session import runtime
 from djinn_interceptor_device import autocast, gradients
@@ -25,7 +26,7 @@ _LSTM = 2
 
 
 def _is_on_cpu() -> bool:
-    return runtime.current().backend.welcome.device.startswith("cpu")
+    return device_of(runtime.current().backend.welcome).kind == "cpu"
 
 
 def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -132,6 +133,9 @@ def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
         cleanup.callback(session.capture(watch.receiver()))
         cleanup.callback(_stack().remove, captured)
         _stack().append(captured)
+        if "torch._dynamo" in sys.modules:
+            # Compiled functions would run as programs that nobody has recorded.
+            cleanup.enter_context(torch.compiler.set_stance("force_eager"))
         with _RemoteFactories(watch):
             yield captured
 

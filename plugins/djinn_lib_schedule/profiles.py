@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.device_report import device_of
 
 from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
 
@@ -121,7 +122,7 @@ def identity_of(executor: RemoteExecutor | Connection) -> Identity:
     parts = urlsplit(executor.address)
     if parts.scheme == "local":
         here = "-".join(filter(None, (platform.node(), platform.machine())))
-        threads = torch.get_num_threads() if welcome.device.startswith("cpu") else 0
+        threads = torch.get_num_threads() if device_of(welcome).kind == "cpu" else 0
         return Identity(here, welcome.device, str(welcome.torch), threads)
     return Identity(parts.hostname or executor.address, welcome.device, str(welcome.torch))
 

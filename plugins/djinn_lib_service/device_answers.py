@@ -12,8 +12,8 @@ from djinn_lib_service.device_report import (
     PROPERTIES_HANDLE,
     RESET_ACCUMULATED_HANDLE,
     RESET_PEAK_HANDLE,
-    DeviceProperties,
     MemoryFigures,
+    properties_of,
 )
 from djinn_lib_service.handle_table import ValueTable
 from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
@@ -37,9 +37,7 @@ class DeviceReports:
         """Answer one of `djinn_lib_service.device_report.REPORT_HANDLES`."""
         able = self._executor if isinstance(self._executor, SupportsDeviceReport) else None
         if handle == PROPERTIES_HANDLE:
-            return list(msgspec.to_builtins(
-                DeviceProperties(self._executor.device.partition(":")[0], self._executor.device)
-                if able is None else DeviceProperties(**able.properties())))
+            return list(msgspec.to_builtins(properties_of(self._executor)))
         own = self._values.usage
         if handle == RESET_PEAK_HANDLE:
             own.reset_peak()

@@ -1,17 +1,21 @@
 """What a server tells about its device: properties and memory figures, fetched like values from reserved handles.
 
 The answer is a list, whose fields are those of `DeviceProperties` or `MemoryFigures`. The three handles with an action
-answer with the figures after the action.
+answer with the figures after the action. The properties are also part of the welcome: how operations are recorded
+depends on them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from functools import lru_cache
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from djinn.wire.messages import Size
+from djinn.errors import ProtocolError
+from djinn.wire.messages import MAX_FACTS_BYTES, Size, Welcome
+from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
 from djinn_lib_service.memory_usage import MemoryUsage
 
 __all__ = (
@@ -22,8 +26,12 @@ __all__ = (
     "REPORT_HANDLES",
     "RESET_ACCUMULATED_HANDLE",
     "RESET_PEAK_HANDLE",
+    "AttentionKernel",
     "DeviceProperties",
     "MemoryFigures",
+    "device_of",
+    "facts_of_device",
+    "properties_of",
 )
 
 PROPERTIES_HANDLE: Final = 2**64 - 3
@@ -41,6 +49,10 @@ FIRST_REPORT: Final = 2**63
 """The storage in a slot of one of these handles: this, plus the index of the device that is asked."""
 
 
+AttentionKernel: TypeAlias = Literal["flash", "efficient", "cudnn", "math"]
+"""A kernel of attention, by the name that it has in ``torch.nn.attention.SDPBackend``, shortened."""
+
+
 class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
     """Properties of a device, as far as they are known.
 
@@ -51,6 +63,10 @@ class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
         multi_processor_count: Streaming multiprocessors, or logical cores; 0 if unknown.
         major, minor: CUDA's compute capability; 0 for other devices.
         has_bfloat16: Whether operators accept ``torch.bfloat16``.
+        free_bytes: Unused memory at the time of the answer; 0 if unknown.
+        cudnn: Release of cuDNN as one number, as PyTorch gives it; 0 if there is none.
+        attention: Kernels among which the executor chooses one for each call of attention, in PyTorch's order; empty if
+            the client can choose itself, because its own PyTorch has the same kernels.
     """
 
     kind: Annotated[str, Meta(max_length=64)]
@@ -60,13 +76,48 @@ class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
     major: Size = 0
     minor: Size = 0
     has_bfloat16: bool = False
+    free_bytes: Size = 0
+    cudnn: Size = 0
+    attention: Annotated[tuple[AttentionKernel, ...], Meta(max_length=8)] = ()
+
+
+def properties_of(executor: Executor) -> DeviceProperties:
+    """Ask an executor for the properties of its device."""
+    if isinstance(executor, SupportsDeviceReport):
+        return DeviceProperties(**executor.properties())
+    return DeviceProperties(executor.device.partition(":")[0], executor.device)
+
+
+def facts_of_device(executor: Executor) -> bytes:
+    """Encode the properties of an executor's device for a welcome; empty if they do not fit in."""
+    encoded = msgspec.msgpack.encode(properties_of(executor))
+    return encoded if len(encoded) <= MAX_FACTS_BYTES else b""
+
+
+def device_of(welcome: Welcome) -> DeviceProperties:
+    """Return what a server has told about its device.
+
+    Raises:
+        ProtocolError: It is no description of a device.
+    """
+    return _decoded(welcome.device, welcome.facts)
+
+
+@lru_cache(maxsize=64)
+def _decoded(device: str, facts: bytes) -> DeviceProperties:
+    if not facts:
+        return DeviceProperties(device.partition(":")[0], device)
+    try:
+        return msgspec.msgpack.decode(facts, type=DeviceProperties)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"The server described its device wrongly: {error}.") from None
 
 
 class MemoryFigures(msgspec.Struct, frozen=True, array_like=True):
     """Memory figures of a device.
 
     Attributes:
-        free_bytes: Memory that nobody uses.
+        free_bytes: Unused memory.
         total_bytes: All memory; 0 if unknown.
         allocated: Memory of the session's values; of all values in the session's process, if the device counts those.
         reserved: The same with what is kept for reuse.

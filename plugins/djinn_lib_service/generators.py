@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 import torch
 
 from djinn.record import devices
+from djinn_lib_service.device_report import device_of
 from djinn_lib_service.random_exchange import exchange_random_state
 
 __all__ = ("RemoteGenerator", "remote_generator")
@@ -77,7 +78,7 @@ class RemoteGenerator(torch.Generator):
 
     def _first(self, session: Any) -> torch.Tensor:
         """Return the state that a generator of the executor's kind has after it was seeded."""
-        kind = session.backend.welcome.device.partition(":")[0]
+        kind = device_of(session.backend.welcome).kind
         if kind == "cpu":
             return super().get_state()
         if kind == "cuda":

@@ -7,8 +7,9 @@ import re
 import torch
 
 from djinn.errors import UnknownOperatorError
+from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
 
-__all__ = ("operator_named",)
+__all__ = ("is_as_declared", "operator_named")
 
 _QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<overload>\w{1,100}))?")
 
@@ -33,3 +34,11 @@ def operator_named(name: str) -> torch._ops.OpOverload:
         # TorchScript's own operators, for integers and lists, have a schema but never reach a device.
         raise UnknownOperatorError(f"{name[:120]!r} cannot be called as an operator.")
     return found
+
+
+def is_as_declared(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator has no effects besides those that its schema declares.
+
+    Operators that neither PyTorch nor djinn defines may do anything.
+    """
+    return operator.namespace == "aten" or operator.name() in ATTENTION_OPERATORS

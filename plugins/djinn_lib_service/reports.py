@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from djinn.wire.messages import Command, Failure, Poisoned, Receive, Result, Run, RunDelta, Send, Timing, Upload
+from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 
@@ -151,7 +152,7 @@ class RunTime:
     """
 
     def __init__(self, executor: Executor, attempt: Callable[[Callable[[], None]], Any]) -> None:
-        is_asynchronous = executor.device.partition(":")[0] != "cpu"
+        is_asynchronous = properties_of(executor).kind != "cpu"
         self._settle = executor.settle if is_asynchronous and isinstance(executor, SupportsSettling) else None
         self._attempt = attempt
         self.is_wanted = False

@@ -7,6 +7,7 @@ executor's process or its environment sets.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -74,6 +75,17 @@ def _precision(backend: str, operation: str, *values: str) -> Switch:
                    "_get_fp32_precision_getter", "_set_fp32_precision_setter", backend, operation)
 
 
+def _attention_order() -> Switch:
+    """Describe the order in which PyTorch tries the kernels of attention, as ``sdpa_kernel`` sets it."""
+    made = _switch("attention_order", {}, "_get_sdp_priority_order", "_set_sdp_priority_order")
+    if not made.is_here:
+        return made
+    default = tuple(map(int, made.get()))
+    orders = (default, *(order for order in itertools.permutations(default) if order != default))
+    return attrs.evolve(made, words={order: ",".join(map(str, order)) for order in orders},
+                        get=lambda: tuple(map(int, made.get())), set=lambda order: made.set(list(order)))
+
+
 def _deterministic() -> tuple[bool, bool]:
     is_on = _is_deterministic()
     return is_on, is_on and _only_warns()
@@ -119,6 +131,9 @@ SWITCHES: dict[str, Switch] = {switch.name: switch for switch in (
     _flag("cublas_allow_fp16_accumulation"),
     _flag("cpu_allow_fp16_reduced_precision_reduction"),
     _flag("math_sdp_allow_fp16_bf16_reduction"),
+    *(_switch(f"attention_{kernel}", {True: "on", False: "off"}, f"_get_{kernel}_sdp_enabled",
+              f"_set_sdp_use_{kernel}") for kernel in ("flash", "mem_efficient", "math", "cudnn")),
+    _attention_order(),
     _flag("cudnn_enabled", default=True),
     _flag("cudnn_benchmark"),
     _flag("cudnn_deterministic"),
@@ -133,6 +148,7 @@ _BY_WORD = {name: {word: value for value, word in switch.words.items()} for name
 SETTERS = (
     "_set_deterministic_algorithms", "_set_float32_matmul_precision", "_set_fp32_precision_setter",
     "_set_cublas_allow_tf32", "_set_cudnn_allow_tf32", "_set_onednn_allow_tf32",
+    *(f"_set_sdp_{name}" for name in ("use_flash", "use_mem_efficient", "use_math", "use_cudnn", "priority_order")),
     *(f"_set_{name}" for name in SWITCHES))
 """Names of the functions of ``torch._C`` that change switches, in one release of PyTorch or another."""
 

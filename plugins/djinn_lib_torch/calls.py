@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import is_as_declared, operator_named
 from djinn_lib_service.switches import Switches, check_switches, switched
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
@@ -181,11 +181,11 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
 def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
     """Whether an operator neither writes nor draws random numbers, if its dropout probability is zero.
 
-    Operators that PyTorch does not define may do anything.
+    Foreign operators may do anything.
     """
     may_drop = any(name.startswith("dropout") for name in facts.argument_names)
     draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
-    return operator.namespace == "aten" and not (written_names(facts) or draws)
+    return is_as_declared(operator) and not (written_names(facts) or draws)
 
 
 def written_names(facts: SchemaFacts) -> frozenset[str]:

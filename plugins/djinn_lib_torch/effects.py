@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from djinn_lib_service.kinds.executor import Effects
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import is_as_declared, operator_named
 
 from djinn.ir.program import Argument, ListArgument, Program, Step, Template, TensorArgument, count_tensors
 from djinn.ir.schema import SchemaFacts, facts_of
@@ -34,7 +34,7 @@ def effects_of(program: Program, calls: Sequence[BoundCall]) -> Effects:
 
 def _repeats(template: Template) -> bool:
     operator = operator_named(template.operator)
-    return operator.namespace == "aten" and torch.Tag.nondeterministic_bitwise not in operator.tags
+    return is_as_declared(operator) and torch.Tag.nondeterministic_bitwise not in operator.tags
 
 
 class _Found:
@@ -62,7 +62,7 @@ class _Found:
         facts, operator = self._facts[step.template]
         template = self._program.templates[step.template]
         base = facts.name.partition("::")[2].partition(".")[0]
-        is_foreign = operator.namespace != "aten"
+        is_foreign = not is_as_declared(operator)
         self._changes_storages |= facts.changes_metadata or is_foreign
         names = written_names(facts)
         for operand, name in zip(step.operands, _names_of(template, facts), strict=True):

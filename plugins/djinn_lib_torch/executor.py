@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from djinn_lib_service.attention_operators import attention_operators
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.random_exchange import exchange_random_state
@@ -43,6 +44,7 @@ class TorchExecutor:
         self._device = device
         exchange_random_state()
         define()
+        attention_operators()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None
 

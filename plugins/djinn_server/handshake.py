@@ -13,6 +13,8 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.device_report import facts_of_device
+from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.transport import Channel, SupportsAsyncHandshake
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.upload_dedup import this_machine
@@ -127,8 +129,8 @@ def refusal_for(channel: Channel, error: Exception) -> Refusal | None:
 
 
 def answer_client(
-    channel: Channel, sequence: int, hello: Hello, device: str, store: ContentStore, mailbox: bytes, load: HeldMemory,
-    resume: bytes = b"", lease_s: float = 0.0,
+    channel: Channel, sequence: int, hello: Hello, executor: Executor, store: ContentStore, mailbox: bytes,
+    load: HeldMemory, resume: bytes = b"", lease_s: float = 0.0,
 ) -> tuple[str, Contents | None]:
     """Answer the greeting of an admitted client.
 
@@ -136,7 +138,7 @@ def answer_client(
         channel: Its connection.
         sequence: Number of the greeting's frame.
         hello: The greeting.
-        device: The device that the client will use.
+        executor: The executor that the client will use.
         store: Caches uploads for clients that request it.
         mailbox: Key of the mailbox where others may deliver values for the session.
         load: The server's load, which is reported to the client.
@@ -153,7 +155,7 @@ def answer_client(
     # On the same machine, sending bytes is as fast as computing their digest, so the cache is not used.
     keeps = bool(hello.owner) and store.limit_bytes > 0 and hello.machine != this_machine()
     channel.send(sequence, msgspec.structs.replace(
-        peer_welcome(device), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
+        _described(executor), session=session, kept=store.count(hello.owner) if keeps else -1, mailbox=mailbox,
         memory_bytes=load.memory_bytes, held_bytes=load.held_bytes, sessions=load.sessions, resume=resume,
         lease_s=lease_s, received=sequence))
     channel.greeted()
@@ -161,7 +163,7 @@ def answer_client(
 
 
 def answer_again(
-    channel: Channel, sequence: int, hello: Hello, device: str, steady: ResumableChannel, received: int
+    channel: Channel, sequence: int, hello: Hello, executor: Executor, steady: ResumableChannel, received: int
 ) -> None:
     """Answer the greeting of a client that resumes its session; ``received`` is the number of batches already received.
 
@@ -169,8 +171,12 @@ def answer_again(
         TransportError: The connection broke.
     """
     channel.send(sequence, msgspec.structs.replace(
-        peer_welcome(device), resume=hello.resume, lease_s=steady.lease_s, received=received))
+        _described(executor), resume=hello.resume, lease_s=steady.lease_s, received=received))
     channel.greeted()
+
+
+def _described(executor: Executor) -> Welcome:
+    return msgspec.structs.replace(peer_welcome(executor.device), facts=facts_of_device(executor))
 
 
 def peer_welcome(device: str) -> Welcome:

@@ -310,7 +310,7 @@ class Server:
         self._grants.hold(channel, steady)
 
         def welcome(received: int) -> None:
-            answer_again(channel, sequence, hello, self._executor.device, steady, received)
+            answer_again(channel, sequence, hello, self._executor, steady, received)
             meter.follow(None)
 
         steady.take_up(channel, hello.answered, welcome, hello.cancelled)
@@ -325,7 +325,7 @@ class Server:
         try:
             if not self._may_welcome(thread):
                 return
-            session, contents = answer_client(channel, sequence, hello, self._executor.device, self._store,
+            session, contents = answer_client(channel, sequence, hello, self._executor, self._store,
                                               mailbox.key, self._load(mailbox), key, steady.lease_s)
             steady.admit_body = allowance.admit_body
             meter.follow(steady)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
 
 from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn_shapes_meta.layouts import CONTIGUOUS, ELEMENTWISE, is_canonical
@@ -270,6 +271,7 @@ _RULES: Mapping[str, Rule] = {
     # The lengths of their result lists cannot be determined otherwise.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),
+    **dict.fromkeys(ATTENTION_OPERATORS, _always),
     "index_select": _last_is_index,
     "complex": _real_parts,
     **dict.fromkeys(("native_dropout", "pixel_shuffle", "pixel_unshuffle"), _not_empty),

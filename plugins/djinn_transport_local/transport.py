@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import torch
 from djinn_lib_interrupts.interrupts import SessionLock, deferral
+from djinn_lib_service.device_report import facts_of_device
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.transport import PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry
@@ -102,7 +103,8 @@ class LocalConnection:
         self.address = address
         self._mailbox = _room.open()
         self.welcome = Welcome(PROTOCOL_VERSION, torch.__version__, sys.version.split()[0], sys.byteorder,
-                               executor.device, secrets.token_hex(8), mailbox=self._mailbox.key)
+                               executor.device, secrets.token_hex(8), mailbox=self._mailbox.key,
+                               facts=facts_of_device(executor))
         self.flush_every = FLUSH_EVERY
         self.bytes_sent = 0
         self.bytes_received = 0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import attrs
 import torch
+from djinn_lib_service.device_report import device_of
 from djinn_lib_service.upload_dedup import introduce
 from djinn_lib_service.waits import now_waiting
 
@@ -76,9 +77,10 @@ def welcomed(
 
 
 def _check(welcome: Welcome) -> None:
-    """Check that the server and this client have compatible versions.
+    """Check that the server and this client have compatible versions, and the description of the device.
 
     Raises:
+        ProtocolError: The device is not described as it should be.
         ProtocolVersionError: They do not.
     """
     if welcome.protocol != PROTOCOL_VERSION or welcome.byte_order != sys.byteorder:
@@ -86,3 +88,4 @@ def _check(welcome: Welcome) -> None:
             f"The server speaks protocol {welcome.protocol} and is {welcome.byte_order}-endian, this client protocol "
             f"{PROTOCOL_VERSION} and {sys.byteorder}-endian.",
             hint="Install the same djinn release on both, on machines of the same byte order.")
+    device_of(welcome)

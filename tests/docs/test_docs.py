@@ -114,7 +114,7 @@ def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) ->
 def server_address(tmp_path: Path) -> Iterator[str]:
     code = "from djinn_cli.app import main; main()"
     process = WarmPython(code, ["serve", "--device", "cpu", "--threads", "1"], environment=clean_environment(),
-                         log=tmp_path / "server.log")
+                         log=tmp_path / "server.log", has_djinn=True)
     try:
         with process.stdout:
             yield process.stdout.readline().strip().removeprefix("djinn serving ")

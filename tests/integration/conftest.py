@@ -78,7 +78,7 @@ class StartServer(Protocol):
 
 def _start(log: Path, arguments: tuple[str, ...], environment: dict[str, str]) -> ServerProcess:
     process = WarmPython(PROGRAM, ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0", *arguments],
-                         environment=clean_environment(**environment), log=log)
+                         environment=clean_environment(**environment), log=log, has_djinn=True)
     patience = threading.Timer(START_TIMEOUT_S, process.kill)
     patience.start()
     line = process.stdout.readline()

@@ -62,7 +62,7 @@ class Client:
         self._log = folder / "client.log"
         self.process = WarmPython(f"import runpy; runpy.run_module({CLIENT!r}, run_name='__main__')",
                                   [case, json.dumps(settings)], environment=clean_environment(OMP_NUM_THREADS="1"),
-                                  log=self._log)
+                                  log=self._log, has_djinn=True)
 
     def hears(self, word: str) -> bool:
         """Wait for the next thing that it says."""

@@ -73,7 +73,7 @@ class Working:
         self._process = WarmPython(
             "import sys; from support.clients.working import main; main(*sys.argv[1:])",
             [kind, address, str(steps), str(permission)],
-            environment=clean_environment(), log=log)
+            environment=clean_environment(), log=log, has_djinn=True)
         self._changed = threading.Condition()
         self.steps, self.digest, self._is_over = 0, "", False
         self._reader = threading.Thread(target=self._read, daemon=True)

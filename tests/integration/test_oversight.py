@@ -142,7 +142,8 @@ def sessions(server: Any) -> dict[str, dict[str, Any]]:
 
 def run_command(tmp_path: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
     log = tmp_path / "command"
-    with WarmPython(COMMAND, list(arguments), environment={**os.environ, **environment}, log=log) as process:
+    with WarmPython(COMMAND, list(arguments), environment={**os.environ, **environment}, log=log,
+                    has_djinn=True) as process:
         said = process.stdout.read()
         return process.wait(60), said, log.read_text()
 

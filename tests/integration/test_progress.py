@@ -31,7 +31,7 @@ class Terminal:
     def __init__(self, case: str, server: str, **environment: str) -> None:
         self._terminal, inner = os.openpty()
         self.process = WarmPython(PROGRAM, [case, server], log=Path(os.ttyname(inner)), environment=clean_environment(
-            OMP_NUM_THREADS="1", COLUMNS="100", TERM="xterm", **environment))
+            OMP_NUM_THREADS="1", COLUMNS="100", TERM="xterm", **environment), has_djinn=True)
         self.said = self.process.stdout
         os.close(inner)
         self.shown = ""
@@ -139,7 +139,7 @@ def test_nothing_is_shown_if_the_setting_says_so(server: Any) -> None:
 def test_nothing_is_written_where_no_terminal_is(server: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with slow(server, upstream=[SLOW]) as address, WarmPython(
-            PROGRAM, ["upload", address], environment=clean_environment(), log=log) as process:
+            PROGRAM, ["upload", address], environment=clean_environment(), log=log, has_djinn=True) as process:
         assert process.stdout.read().split() == ["ended", "unwatched", "done"]
         assert process.wait(TIMEOUT_S) == 0
     assert log.read_text() == ""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
+from support.processes.warm import WarmPython, clean_environment
 from torch import nn
 
 import djinn
@@ -139,7 +138,7 @@ def test_threads_share_a_session(session) -> None:
     assert not errors, errors
 
 
-def test_processes_share_a_server(session) -> None:
+def test_processes_share_a_server(session, tmp_path: Path) -> None:
     script = (
         "import sys, torch, djinn\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -150,10 +149,13 @@ def test_processes_share_a_server(session) -> None:
         "assert torch.equal(torch.randn(4, device='remote_accelerator').cpu(), expected)\n"
         "_work(int(sys.argv[1]), 60)\n"
     )
-    environment = {**os.environ, "DJINN_SERVER": session.address}
-    children = [subprocess.Popen([sys.executable, "-c", script, str(seed)], env=environment) for seed in (11, 12)]
-    _work(13, 60)
-    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    logs = [tmp_path / "11", tmp_path / "12"]
+    with ExitStack() as running:
+        children = [running.enter_context(WarmPython(
+            script, [log.name], environment=clean_environment(DJINN_SERVER=session.address), log=log, prints=False,
+            has_djinn=True)) for log in logs]
+        _work(13, 60)
+        assert [child.wait(timeout=120) for child in children] == [0, 0], [log.read_text() for log in logs]
 
 
 def test_handles_are_freed_over_tcp(session) -> None:

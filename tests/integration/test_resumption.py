@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, c
 from djinn_transport_tcp.listener import SocketChannel, listen
 from support.models.gpt2 import PROMPT, gpt2
 from support.network.fault_proxy import FaultProxy, ResetPeer
-from support.processes.warm import run_djinn
+from support.processes.warm import WarmPython, clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 from support.servers.crashes import DEVICE, same, trained
 from support.servers.serving import Serving
@@ -299,13 +298,12 @@ def wait_for_load(address: str, wanted: tuple[int, int], within_s: float) -> flo
 
 
 @linux
-def test_nothing_is_left_of_a_client_that_was_killed_when_its_lease_is_over(start_server: Any) -> None:
+def test_nothing_is_left_of_a_client_that_was_killed_when_its_lease_is_over(start_server: Any, tmp_path: Path) -> None:
     running = start_server("--lease-s", "3")
     program = ("import djinn, torch, time; x = torch.ones(2**22).to('remote_accelerator:0'); y = x + 1; "
                "djinn.synchronize(); print('ready', flush=True); time.sleep(60)")
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-                          env=os.environ | {"DJINN_SERVER": running.address}) as process:
-        assert process.stdout is not None
+    with WarmPython(program, [], environment=clean_environment(DJINN_SERVER=running.address), log=tmp_path / "log",
+                    has_djinn=True) as process:
         assert process.stdout.readline() == "ready\n"
         wait_for_load(running.address, (1, 2**25), 5)
         process.kill()

@@ -16,7 +16,7 @@ from support.processes.warm import WarmPython, clean_environment, run_djinn
 def server(tmp_path: Path) -> Iterator[str]:
     program = "from djinn_cli.app import main; main()"
     with WarmPython(program, ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0"],
-                    environment=clean_environment(), log=tmp_path / "log") as process:
+                    environment=clean_environment(), log=tmp_path / "log", has_djinn=True) as process:
         yield process.stdout.readline().split()[-1]
         process.terminate()
         process.wait(30)

@@ -106,7 +106,10 @@ def test_ctrl_c_ends_tests_and_what_they_share(tmp_path: Path) -> None:
     (tmp_path / "test_waits.py").write_text(
         "import pathlib, time\ndef test_waits(place):\n    print('waiting')\n    pathlib.Path('waits').write_text('')\n"
         "    time.sleep(60)\n")
+    # Processes inherit from a shell without job control that they ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with _pytest(tmp_path, "test_waits.py") as running:
+        signal.signal(signal.SIGINT, before)
         while not (tmp_path / "waits").exists():
             assert running.poll() is None
         running.send_signal(signal.SIGINT)

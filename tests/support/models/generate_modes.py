@@ -173,8 +173,10 @@ def _flat(item: Any) -> list[torch.Tensor]:
     return [tensor for member in item for tensor in _flat(member)]
 
 
-def generated(mode: str, model: Any, device: str) -> list[torch.Tensor]:
-    """All tensors that a mode gives with a copy of a model on a device."""
+def generated(mode: str, model: Any, device: str, *, compiles: bool = False) -> list[torch.Tensor]:
+    """All tensors that a mode gives with a copy of a model on a device, compiled by djinn's backend if wanted."""
     moved = copy.deepcopy(model).to(device)
+    if compiles:
+        moved.forward = torch.compile(moved.forward, backend="djinn")
     torch.manual_seed(_SEED)
     return _flat(MODES[mode](moved, device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from fnmatch import fnmatchcase
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 from unittest import SkipTest
 
@@ -84,8 +84,12 @@ def tests() -> dict[str, Callable[..., None]]:
     return {str(law_of(value)): value for suite in _SUITES for value in vars(suite).values() if law_of(value)}
 
 
+@cache
 def subject_of(over: str) -> Subject:
-    """Find the session that a mutant is planted in: in this process, unless it is that of a server."""
+    """Find the session that a mutant is planted in: in this process, unless it is that of a server.
+
+    All forks of this process have what was found before.
+    """
     served = over == SERVED
     found = composed(select(DEFAULTS if served else over, *installed_plugins()), COMPOSED,
                      served=served)

@@ -1,7 +1,8 @@
 """Interpreters that have PyTorch: forks of one that has imported it, for the many processes that tests start.
 
 The import takes seconds of a processor, a fork takes milliseconds. djinn and its plugins are imported after the fork,
-as in any other process; that an interpreter of its own does it too is what the tests of the command line see.
+as in any other process; that an interpreter of its own does it too is what the tests of the command line see. Servers
+are forked from a second one, which has imported these as well: that is half of what it takes to start them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import io
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import subprocess
 import sys
@@ -18,9 +19,11 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection
+from multiprocessing.context import set_spawning_popen
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 __all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share")
 
@@ -28,11 +31,40 @@ _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
+_WITHOUT_DJINN: Any = forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way to have two
+_WITH_DJINN = forkserver.ForkServer()
 # What djinn imports of others is the same for everybody, too.
-_FORKS.set_forkserver_preload([
+_PRELOADED = [
     "torch._dynamo", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread", "attrs", "cattrs", "http.server",
     "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec", "networkx", "numpy", "pluggy",
-    "prometheus_client", "pytest", "rich.console", "rich.table", "trio", "typer.main", "xml.sax.saxutils"])
+    "prometheus_client", "pytest", "rich.console", "rich.table", "trio", "typer.main", "xml.sax.saxutils"]
+_WITHOUT_DJINN.set_forkserver_preload(_PRELOADED)
+_WITH_DJINN.set_forkserver_preload([*_PRELOADED, "support.processes.loaded"])
+
+
+class _LoadedPopen(popen_forkserver.Popen):
+    """A fork of the interpreter that has djinn; the class that it is derived from knows only one forkserver."""
+
+    def _launch(self, process_obj: Any) -> None:
+        data = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process_obj.name), data)
+            reduction.dump(process_obj, data)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, writer = _WITH_DJINN.connect_to_new_process(self._fds)
+        # The fork ends this process's silence by itself as long as this end is open.
+        self.finalizer = util.Finalize(self, util.close_fds, (os.dup(writer), self.sentinel))
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(data.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _LoadedProcess(_FORKS.Process):  # type: ignore[name-defined]  # an attribute that is a class
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _LoadedPopen(process_obj)
 
 
 class WarmPython:
@@ -45,16 +77,21 @@ class WarmPython:
         log: Where it writes its errors.
         folder: Where it works; here, if ``None``.
         prints: Whether what it prints is read from ``stdout``; it goes to the log otherwise.
+        has_djinn: Whether djinn and its plugins have been imported before it begins, unless the environment chooses
+            plugins.
 
     Attributes:
         stdout: What it prints.
     """
 
     def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
-                 folder: Path | None = None, prints: bool = True) -> None:
+                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False) -> None:
         log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
-        self._process = _FORKS.Process(target=_become, daemon=True, args=(
+        # Which device `import djinn` makes is chosen by these.
+        is_special = any(environment.get(name) for name in ("DJINN_PLUGINS", "DJINN_RUN_AS"))
+        kind = _LoadedProcess if has_djinn and not is_special else _FORKS.Process
+        self._process = kind(target=_become, daemon=True, args=(
             program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
             str(folder or Path.cwd())))
         with reader, writer:
@@ -106,11 +143,16 @@ class WarmPython:
 
 
 def share() -> None:
-    """Start the interpreter that is forked, so that all forks of this process have it in common."""
-    server = multiprocessing.forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way
-    server.ensure_running()
-    # Only its parent can ask whether it runs.
-    os.register_at_fork(after_in_child=lambda: setattr(server, "ensure_running", lambda: None))
+    """Start the interpreters that are forked, so that all forks of this process have them in common."""
+    for server in (_WITHOUT_DJINN, _WITH_DJINN):
+        server.ensure_running()
+    os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _forget_parent() -> None:
+    # Only their parent can ask whether they run.
+    for server in (_WITHOUT_DJINN, _WITH_DJINN):
+        server.ensure_running = lambda: None
 
 
 def clean_environment(**environ: str) -> dict[str, str]:
@@ -120,12 +162,16 @@ def clean_environment(**environ: str) -> dict[str, str]:
 
 def run_djinn(*arguments: str, path: Path | None = None, folder: Path | None = None, timeout_s: float = 120.0,
               **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run the program ``djinn`` until it ends, as `run_python` runs a program."""
-    return run_python(_DJINN, *arguments, path=path, folder=folder, timeout_s=timeout_s, **environ)
+    """Run the program ``djinn`` until it ends, as `run_python` runs a program.
+
+    What it needs has been imported before, but for ``djinn run``: when a script meets djinn is what matters there.
+    """
+    return run_python(_DJINN, *arguments, path=path, folder=folder, timeout_s=timeout_s,
+                      has_djinn=arguments[:1] != ("run",), **environ)
 
 
 def run_python(program: str, *arguments: str, path: Path | None = None, folder: Path | None = None,
-               timeout_s: float = 120.0, **environ: str) -> subprocess.CompletedProcess[str]:
+               timeout_s: float = 120.0, has_djinn: bool = False, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run ``python -c program arguments`` until it ends, without this process's settings of djinn.
 
     Args:
@@ -134,6 +180,7 @@ def run_python(program: str, *arguments: str, path: Path | None = None, folder: 
         path: A further folder of modules and distributions.
         folder: Where it works; here, if ``None``.
         timeout_s: It is killed after that long.
+        has_djinn: Whether djinn and its plugins have been imported before it begins.
         **environ: Further environment variables.
     """
     environment = clean_environment(**environ)
@@ -141,7 +188,8 @@ def run_python(program: str, *arguments: str, path: Path | None = None, folder: 
         environment["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [environment.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as logs:
         log = Path(logs) / "log"
-        with WarmPython(program, arguments, environment=environment, log=log, folder=folder) as process:
+        with WarmPython(program, arguments, environment=environment, log=log, folder=folder,
+                        has_djinn=has_djinn) as process:
             patience = threading.Timer(timeout_s, process.kill)
             patience.start()
             printed = process.stdout.read()
@@ -155,6 +203,7 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
     """Run pytest in a folder; return its exit status, and leave what it says in a file.
 
     What Hypothesis finds in the sources of the modules that are loaded it keeps here, for the next run.
+    djinn is imported by pytest as usual: Hypothesis draws its examples by what the loaded modules contain.
 
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.

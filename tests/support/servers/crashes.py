@@ -79,7 +79,8 @@ class Supervised:
         self.pid = 0
         self.starts = 0
         self._changed = threading.Condition()
-        self._parent = WarmPython(PROGRAM, [str(self.port)], environment=clean_environment(), log=log)
+        self._parent = WarmPython(PROGRAM, [str(self.port)], environment=clean_environment(), log=log,
+                                  has_djinn=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.wait_for(1)

@@ -60,7 +60,8 @@ class Serving:
     def __init__(self, log: Path, *arguments: str, prelude: str = "", **environment: str) -> None:
         self.log = log
         command = ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0", *arguments]
-        self.process = WarmPython(prelude + PROGRAM, command, environment=clean_environment(**environment), log=log)
+        self.process = WarmPython(prelude + PROGRAM, command, environment=clean_environment(**environment), log=log,
+                                  has_djinn=True)
         patience = threading.Timer(START_TIMEOUT_S, self.process.kill)
         patience.start()
         line = self.process.stdout.readline()

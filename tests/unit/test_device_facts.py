@@ -1,0 +1,57 @@
+"""What a welcome tells of the device: complete, within its limits, and believed only if it has the right form."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import pytest
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_service.device_report import DeviceProperties, device_of, facts_of_device
+from djinn_lib_service.frames import decode_header
+from djinn_transport_tcp.greeting import welcomed
+
+from djinn.errors import ProtocolError
+from djinn.wire import messages
+from djinn.wire.messages import MAX_FACTS_BYTES, PROTOCOL_VERSION, Hello, Welcome
+
+
+def welcome(facts: bytes, device: str = "cuda:0") -> Welcome:
+    return Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, device, "0" * 32, facts=facts)
+
+
+class Wordy(CpuExecutor):
+    def properties(self) -> dict[str, object]:
+        return {**super().properties(), "name": "x" * 2000}
+
+
+def test_an_executor_is_described_as_it_describes_itself() -> None:
+    found = device_of(welcome(facts_of_device(CpuExecutor()), "cpu"))
+    assert found.kind == "cpu"
+    assert 0 < found.free_bytes <= found.total_bytes
+    assert not found.attention
+    assert not found.cudnn
+
+
+def test_without_a_description_the_name_of_the_device_tells_its_kind() -> None:
+    assert device_of(welcome(b"", "cuda:1")) == DeviceProperties("cuda", "cuda:1")
+    assert facts_of_device(Wordy()) == b""
+
+
+@pytest.mark.parametrize("facts", [
+    b"\xc1", b"\x93", msgspec.msgpack.encode(["cuda"]), msgspec.msgpack.encode(["cuda", "x", -1]),
+    msgspec.msgpack.encode(["cuda", "x", 0, 0, 0, 0, "yes"]), msgspec.msgpack.encode(["c" * 65, "x"]),
+    msgspec.msgpack.encode(["cuda", "x", 0, 0, 9, 0, True, 0, 0, ["fast"]]),
+    msgspec.msgpack.encode(["cuda", "x", 0, 0, 9, 0, True, 0, 0, ["flash"] * 9]),
+    msgspec.msgpack.encode({"kind": "cuda", "name": "x"}),
+])
+def test_a_description_of_another_form_ends_the_greeting(facts: bytes) -> None:
+    hello = Hello(PROTOCOL_VERSION, "", "", sys.byteorder)
+    with pytest.raises(ProtocolError, match="described its device wrongly"):
+        welcomed("tcp://h:1", hello, lambda: welcome(facts), None, 1.0)  # type: ignore[arg-type]  # read at once
+
+
+def test_a_long_description_is_not_read() -> None:
+    long = messages.encode(welcome(bytes(MAX_FACTS_BYTES + 1)))
+    with pytest.raises(ProtocolError, match="length <= 1024"):
+        decode_header(long, 0)
