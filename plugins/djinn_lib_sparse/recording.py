@@ -27,7 +27,7 @@ from djinn_lib_sparse.forms import (
 )
 from djinn_lib_sparse.operators import NAMESPACE, define
 from djinn_lib_sparse.rebuilding import components_of
-from djinn_lib_sparse.table import Outcome, outcome_of
+from djinn_lib_sparse.table import SparseOutcome, outcome_of
 from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, same_parts
 
 __all__ = ("run", "uploaded")
@@ -98,7 +98,7 @@ class _Described:
         return constant_form(item)
 
 
-def _recorded(outcome: Outcome, call: SparseCall, described: _Described) -> Any:
+def _recorded(outcome: SparseOutcome, call: SparseCall, described: _Described) -> Any:
     define()
     name = f"dynamic_{outcome.kind}" if outcome.is_dynamic else outcome.kind
     operator = getattr(getattr(torch.ops, NAMESPACE), name).default

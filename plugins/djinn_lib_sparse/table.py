@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-__all__ = ("RUNS", "Outcome", "outcome_of")
+__all__ = ("RUNS", "SparseOutcome", "outcome_of")
 
 _UNARY = ("abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg relu round sgn sign sin sinh sqrt tan "
           "tanh trunc deg2rad rad2deg isnan isinf isposinf isneginf signbit positive").split()
@@ -36,7 +36,7 @@ _KEEP_COUNT = frozenset(("t", "transpose.int", "neg", "clone", "zeros_like", "sp
 
 
 @attrs.frozen
-class Outcome:
+class SparseOutcome:
     """What an operator returns.
 
     Attributes:
@@ -48,7 +48,9 @@ class Outcome:
     is_dynamic: bool = False
 
 
-def outcome_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], sparse: Sequence[Any]) -> Outcome | None:
+def outcome_of(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], sparse: Sequence[Any]
+) -> SparseOutcome | None:
     """Return what an operator returns for these arguments; ``None`` if it is not run.
 
     Args:
@@ -60,17 +62,17 @@ def outcome_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], sparse
     if name not in RUNS or "out" in kwargs:
         return None
     if name in _WRITES:
-        return Outcome("write_") if not _is_sparse(args[0]) else None
+        return SparseOutcome("write_") if not _is_sparse(args[0]) else None
     if name in _PAIRS:
-        return Outcome("pair")
+        return SparseOutcome("pair")
     if name in _CONVERSIONS:
         return _sparse_outcome(_target_of(name, args, kwargs), is_dynamic=True)
     if name in _SUMS and not all(map(_is_sparse, args[:2])):
-        return Outcome("dense")
+        return SparseOutcome("dense")
     if name in _DENSE_RESULT and not (name in ("mm", "addmm") and all(map(_is_sparse, args[-2:]))):
-        return Outcome("dense")
+        return SparseOutcome("dense")
     if name == "_sparse_sum.dim" and len(set(args[1])) >= args[0].dim() - args[0].dense_dim():
-        return Outcome("dense")
+        return SparseOutcome("dense")
     layout = sparse[0][0] if sparse else "coo"
     if name in ("t", "transpose.int"):
         layout = {"csr": "csc", "csc": "csr", "bsr": "bsc", "bsc": "bsr"}.get(layout, layout)
@@ -80,8 +82,8 @@ def outcome_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], sparse
     return _sparse_outcome(layout, is_dynamic=not (keeps and are_unique))
 
 
-def _sparse_outcome(layout: str, *, is_dynamic: bool) -> Outcome:
-    return Outcome("coo" if layout == "coo" else "compressed", is_dynamic)
+def _sparse_outcome(layout: str, *, is_dynamic: bool) -> SparseOutcome:
+    return SparseOutcome("coo" if layout == "coo" else "compressed", is_dynamic)
 
 
 def _target_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

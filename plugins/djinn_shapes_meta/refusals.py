@@ -6,7 +6,7 @@ Inference gives no answer to them; the executor is asked, and raises what eager 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,10 +67,23 @@ def _index(named: Mapping[str, Any]) -> bool:
                for index, extent in zip(indices, tensor.shape, strict=False))
 
 
+def _differ_in_size(indices: Sequence[torch.Tensor]) -> bool:
+    """Look for indices that cannot be broadcast to each other; what a mask chooses is not known."""
+    if any(index.dtype in _MASKS for index in indices):
+        return False
+    try:
+        torch.broadcast_shapes(*(index.shape for index in indices))
+    except RuntimeError:
+        return True
+    return False
+
+
 def _index_put(named: Mapping[str, Any]) -> bool:
     tensor, values = named["self"], named.get("values")
     indices = [index for index in named["indices"] if index is not None]
     if not indices or not isinstance(values, torch.Tensor) or values.dtype != tensor.dtype or _index(named):
+        return True
+    if _differ_in_size(indices):
         return True
     chosen = None if values.numel() == 1 and not values.dim() else _indexed_size(named)
     if chosen is None:

@@ -43,6 +43,8 @@ def assigned(value: Callable[..., Any], dtype: torch.dtype | None = None) -> Cal
 MISTAKES = (
     Mistake("index_put shape", assigned(lambda on: on(2, 3)), assigned(lambda on: on(3, 3))),
     Mistake("index_put more dimensions", assigned(lambda on: on(1, 2, 3)), assigned(lambda on: on(2, 2, 3))),
+    Mistake("index_put of a number", lambda on: on(4, 4).index_put_((on([0, 1]), on([1])), on(1)[0]),
+            lambda on: on(4, 4).index_put_((on([0, 1]), on([0, 1, 2])), on(1)[0])),
     Mistake("index_put dtype", lambda on: on(4).index_put_((on([1]),), on(1)),
             lambda on: on(4).index_put_((on([1]),), on(1).double())),
     Mistake("no index", lambda on: on(4).index_put((on([1]),), on(1)), lambda on: on(4).index_put((), on(1))),
