@@ -70,6 +70,10 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
         return operator(tensor, **kwargs)
     if tensor.layout is not torch.strided:
         return sparse.run(operator, args, kwargs)
+    if not tensor.numel() and kwargs.get("memory_format") is None and type(tensor) is torch.Tensor:
+        # There is nothing to send. Caches of models begin with such tensors.
+        options = {"dtype": kwargs.get("dtype") or tensor.dtype, "device": devices.checked_device(device)}
+        return record(session, aten.empty_strided.default, (tensor.size(), tensor.stride()), options)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
     made = session.upload(local, devices.checked_device(device))
     keep_uninitialized(made, tensor)

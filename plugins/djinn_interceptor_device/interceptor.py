@@ -25,6 +25,7 @@ from djinn_interceptor_device import (
     gradients,
     handlers,
     list_writes,
+    methods,
     optimizers,
     process_switches,
     profiling,
@@ -89,6 +90,7 @@ class DeviceInterceptor:
             _let_tracers_trace()
             fakes.register()
             class_factories.install()
+            methods.install()
             saving.guard_constructors()
             profiling.install()
             gradients.notice_fused_optimizers()
