@@ -79,6 +79,7 @@ class SessionService:
         self.ahead = Speculator(self._predictor, self._random)
         random = _RequestedRandom(self._random, self.ahead)
         self.early: EarlyAnswers | None = None
+        self._is_limited = manager is not None
         self.memory = SessionMemory() if manager is None else manager.join(self._random, self.ahead, contents)
         self._failures = Failures(self.memory.explain)
         self._warnings = KernelWarnings()
@@ -121,7 +122,12 @@ class SessionService:
         return self._runs.skipped
 
     def answer_early(self, channel: EarlyChannel) -> None:
-        """Send values that the client will fetch over a channel as soon as they are known."""
+        """Send values that the client will fetch over a channel as soon as they are known.
+
+        With a memory limit, nothing is sent: results that must be kept could take another session's room.
+        """
+        if self._is_limited:
+            return
         self.early = EarlyAnswers(self.ahead, channel, self._ready_value, self._values.read, self._is_quiet,
                                   self._run_time.take)
 
