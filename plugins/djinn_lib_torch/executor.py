@@ -15,6 +15,7 @@ from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
+from djinn_lib_sparse.operators import define
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
@@ -42,6 +43,7 @@ class TorchExecutor:
         self.device = str(device)
         self._device = device
         exchange_random_state()
+        define()
         attention_operators()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None

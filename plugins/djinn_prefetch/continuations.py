@@ -8,6 +8,7 @@ second value with the first. It is given to the program only if that records the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dis import opname
 from functools import lru_cache
 from itertools import compress, islice
 from types import CodeType, FrameType
@@ -58,10 +59,11 @@ def place_of(frame: FrameType) -> Place:
 
 @lru_cache(4096)
 def _position(alive: ref[CodeType], instruction: int) -> _Position:
-    """Return the part of the text that an instruction is from; Python uses several for a call, and others later on."""
+    """Return the number of an instruction, or the text of a call, which may be one of several instructions."""
     code = alive()
-    found = () if code is None else islice(code.co_positions(), instruction // 2, None)
-    return next(iter(found), (None, None, None, None))
+    if code is None or "CALL" not in opname[code.co_code[instruction]]:
+        return instruction, None, None, None
+    return next(islice(code.co_positions(), instruction // 2, None), (instruction, None, None, None))
 
 
 @attrs.frozen(eq=False)
