@@ -1,4 +1,4 @@
-"""A machine that reads tensors one after another, with and without other lines in between, to test prefetching."""
+"""A machine that reads tensors one after another, with other lines in between, to test prefetching."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def read_{number}(tensors, pause, disturb):
             disturb()
         yield position, tensor.detach().cpu()
 """
+_ROUNDS = """
+def ask_{number}(look, pause, disturb):
+    for count in range(3):
+        seen = look()
+"""
+_QUESTION = """
+        if (count, {position}) == pause:
+            disturb()
+        yield {position}, seen[{position}].clone().cpu()
+"""
+_ASKED = 3
 _numbers = itertools.count()
 _DISTURBING = ("write", "write", "view", "compute", "metadata", "mixed", "out", "gradient", "random_state", "read")
 
@@ -62,6 +73,46 @@ class ReadingMachine(Machine):
                 self._compare(names[position], tensors[position], got)
         self.statistics.counts["prefetched"] += self.session.stats()["prefetched"] > before
 
+    @precondition(lambda self: len(self._remote_names()) > 1)
+    @rule(data=st.data())
+    def ask_in_rounds(self, data: Any) -> None:
+        """Ask for values of the same operations in each round, and do something else in the middle of one."""
+        self._ask(data)
+
+    @precondition(lambda self: len(self._remote_names()) > 1)
+    @rule(data=st.data())
+    def ask_in_rounds_again(self, data: Any) -> None:
+        """Do it again; foreseen values are the other focus."""
+        self._ask(data)
+
+    def _ask(self, data: Any) -> None:
+        self._settle()
+        names = data.draw(st.permutations(self._remote_names()))[:_ASKED]
+        pause = data.draw(st.sampled_from((1, 2, 0))), data.draw(st.sampled_from((1, *range(len(names)))))
+        group = data.draw(st.sampled_from([group for group in _DISTURBING if self.groups.get(group)]))
+        sends = data.draw(st.booleans())
+        tensors = [self.remote.space[name] for name in names]
+        eager = [self.eager.space[name] for name in names]
+        wanted: list[torch.Tensor] = []
+
+        def look() -> list[torch.Tensor]:
+            wanted[:] = [tensor.detach() for tensor in eager]
+            return [tensor.detach() for tensor in tensors]
+
+        def disturb() -> None:
+            self._draw(data, group)
+            self._settle()
+            if sends:
+                self.session.flush()
+
+        before = self.session.stats()["prefetched"]
+        with torch.no_grad():
+            for position, got in _rounds(len(names))(look, pause, disturb):
+                self.history.append(f"# {names[position]} is asked for")
+                expect_same_tensor(got, wanted[position].clone().resolve_conj().resolve_neg(),
+                                   f"{names[position]}, asked for in rounds", self._where())
+        self.statistics.counts["foreseen"] += self.session.stats()["prefetched"] > before
+
     def _compare(self, name: str, tensor: torch.Tensor, got: torch.Tensor) -> None:
         # The line in between may have dropped the name, or given it to another tensor.
         if self.remote.space.get(name) is tensor:
@@ -73,6 +124,17 @@ class ReadingMachine(Machine):
 def _loop() -> Callable[..., Iterator[tuple[int, torch.Tensor]]]:
     """Make a loop at a place of its own: where fetching in advance was in vain, it is not tried again soon."""
     number = next(_numbers)
+    return _made(_LOOP.format(number=number), f"read_{number}")
+
+
+def _rounds(count: int) -> Callable[..., Iterator[tuple[int, torch.Tensor]]]:
+    """Make a loop that asks for so many values, each at a place of its own."""
+    number = next(_numbers)
+    questions = (_QUESTION.format(position=position) for position in range(count))
+    return _made("".join((_ROUNDS.format(number=number), *questions)), f"ask_{number}")
+
+
+def _made(source: str, name: str) -> Callable[..., Iterator[tuple[int, torch.Tensor]]]:
     space: dict[str, Any] = {"__name__": __name__}
-    exec(compile(_LOOP.format(number=number), __file__, "exec"), space)  # noqa: S102  # a constant, and a number
-    return space[f"read_{number}"]  # type: ignore[no-any-return]  # the function defined there
+    exec(compile(source, __file__, "exec"), space)  # noqa: S102  # a constant, and numbers
+    return space[name]  # type: ignore[no-any-return]  # the function defined there

@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_sparse.rebuilding import components_of
+from djinn_lib_sparse.tensor import LazySparse
 
 from djinn.record.tensor import LazyTensor
 from djinn_conformance.assertions import (
@@ -126,6 +128,9 @@ def _compare_tensors(
     __tracebackhide__ = True
     if not isinstance(got, torch.Tensor):
         violated(what, got=repr(got), wanted="a tensor", where=where)
+    if wanted.layout is not torch.strided and type(got) is LazySparse:
+        _compare_sparse(got, wanted, what, where, tolerance, values)
+        return
     if not isinstance(got, LazyTensor):
         violated(f"type of {what}", got=type(got).__name__, wanted="a lazy tensor", where=where)
     expect_same_metadata(got, wanted, what, where)
@@ -133,3 +138,18 @@ def _compare_tensors(
     expect_equal(got.is_leaf, wanted.is_leaf, f"is_leaf of {what}", where)
     if values:
         expect_same_tensor(got.detach().cpu(), wanted.detach(), what, where, tolerance)
+
+
+def _compare_sparse(
+    got: torch.Tensor, wanted: torch.Tensor, what: str, where: str, tolerance: Tolerance | None, values: bool
+) -> None:
+    __tracebackhide__ = True
+    for name in ("layout", "shape", "dtype", "requires_grad", "is_leaf"):
+        expect_equal(getattr(got, name), getattr(wanted, name), f"{name} of {what}", where)
+    home = got.detach().cpu()
+    if wanted.layout is torch.sparse_coo:
+        expect_equal(got.is_coalesced(), wanted.is_coalesced(), f"is_coalesced of {what}", where)
+    for index, (mine, theirs) in enumerate(zip(components_of(home), components_of(wanted.detach()), strict=True)):
+        expect_equal(mine.shape, theirs.shape, f"size of component {index} of {what}", where)
+        if values:
+            expect_same_tensor(mine.contiguous(), theirs.contiguous(), f"component {index} of {what}", where, tolerance)

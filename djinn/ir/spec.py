@@ -11,6 +11,13 @@ import attrs
 import torch
 
 
+def _layout(spec: TensorSpec) -> dict[str, Any]:
+    usual = tuple(math.prod(spec.size[dim + 1:]) for dim in range(len(spec.size)))
+    is_usual = spec.numel and not spec.storage_offset and spec.stride == usual
+    placed = {} if is_usual else {"strides": spec.stride, "storage_offset": spec.storage_offset}
+    return {"dtype": spec.dtype, "device": spec.device, **placed}
+
+
 @attrs.define(slots=True, eq=False, frozen=True, weakref_slot=True)
 class TensorSpec:
     """Metadata of one strided tensor.
@@ -29,6 +36,8 @@ class TensorSpec:
     """Type of an element."""
     device: torch.device
     """Logical device, for example ``remote_accelerator:0``."""
+    layout: dict[str, Any] = attrs.field(init=False, repr=False, default=attrs.Factory(_layout, takes_self=True))
+    """What PyTorch needs to know of it beside the size; strides and offset only where they are not the usual ones."""
 
     @property
     def numel(self) -> int:
@@ -61,9 +70,6 @@ class SpecTable:
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[tuple[object, ...], TensorSpec] = weakref.WeakValueDictionary()
-
-    def __len__(self) -> int:
-        return len(self._known)
 
     def __contains__(self, spec: TensorSpec) -> bool:
         return self._known.get(_key(spec)) is spec

@@ -186,8 +186,8 @@ class Planner:
                        for position in ranges.get(name, range(0)))
         read = tuple(tensor._value.spec for tensor in tensors)
         phase = None if binding.phase_of is None else binding.phase_of([spec.size for spec in read])
-        signature = Signature(template, self._number(template), specs, tuple(aliases), writes, binding.is_random,
-                              read, phase)
+        number = self._templates.setdefault(template, len(self._templates))
+        signature = Signature(template, number, specs, tuple(aliases), writes, binding.is_random, read, phase)
         is_single = (not asks and not template.default_dtype and facts.returns == (ReturnKind.TENSOR,)
                      and specs[0] is not None)
         return CallPlan(
@@ -200,9 +200,6 @@ class Planner:
             written=tuple(written),
             changes=changed or (),
         )
-
-    def _number(self, template: Template) -> int:
-        return self._templates.setdefault(template, len(self._templates))
 
     def _intern(self, spec: OutputSpec, device: torch.device) -> TensorSpec:
         return self._specs.intern(spec.size, spec.stride, spec.storage_offset, spec.dtype, device)

@@ -10,7 +10,6 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
 from typing import Any, Protocol
 
 import attrs
@@ -242,7 +241,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
             key.append(bool)
         elif isinstance(item, (list, tuple)):
             first = type(item[0]) if item else None
-            if (first is int or first is float) and all(type(member) is first for member in item):
+            if (first is int or first is float) and len({*map(type, item)}) == 1:
                 key.append(tuple(item))
                 key.append(first)
                 numbers.append(list(item))
@@ -257,7 +256,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
             slots.append(value.slot)
         elif isinstance(item, (torch.Tensor, torch.Generator)):
             ours = False
-        elif kind is _device_type and item.type != _logical_type():
+        elif kind is _device_type and item.type != logical_device().type:
             ours = False
         else:
             key.append(item)
@@ -266,8 +265,3 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
                 key.append(kind)
                 numbers.append(item)
     return ours
-
-
-@cache
-def _logical_type() -> str:
-    return logical_device().type

@@ -95,8 +95,8 @@ class LazyTensor(torch.Tensor):
 
     def size(self, dim: int | None = None) -> Any:
         """Return the size, or the extent of one dimension."""
-        if type(dim) is int:
-            return self._value.spec.size[dim]
+        if dim is None or type(dim) is int:
+            return self._value.spec.size if dim is None else self._value.spec.size[dim]
         with _without_functions():
             return torch.Tensor.size(self, dim)
 
@@ -209,8 +209,7 @@ class LazyTensor(torch.Tensor):
 
 def wrap(spec: TensorSpec, value: Value) -> LazyTensor:
     """Create the lazy tensor that holds ``value``."""
-    made: LazyTensor = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
-                                     dtype=spec.dtype, device=spec.device)
+    made: LazyTensor = _make_wrapper(LazyTensor, spec.size, **spec.layout)
     made._value = value
     return made
 
@@ -221,8 +220,7 @@ def reshape_wrapper(tensor: LazyTensor, spec: TensorSpec, like: torch.Tensor) ->
     It becomes an inference tensor, or an ordinary one, as ``like`` is.
     """
     with _without_functions(), torch._C._InferenceMode(like.is_inference()):
-        bare = _make_wrapper(LazyTensor, spec.size, strides=spec.stride, storage_offset=spec.storage_offset,
-                             dtype=spec.dtype, device=spec.device)
+        bare = _make_wrapper(LazyTensor, spec.size, **spec.layout)
     with _without_functions():
         torch.Tensor.data.__set__(tensor, bare)  # type: ignore[attr-defined]  # a descriptor implemented in C
     tensor._value.spec = spec

@@ -219,8 +219,7 @@ class SingleBackend:
             "flushes": self.flushes,
             "round_trips": self.round_trips + getattr(self.connection, "round_trips", 0),
             "bytes_sent": self.connection.bytes_sent,
-            "bytes_not_sent": getattr(self.connection, "bytes_not_sent", 0),
-            "reconnections": getattr(self.connection, "reconnections", 0),
+            **{key: getattr(self.connection, key, 0) for key in ("bytes_not_sent", "reconnections", "answered_early")},
             "bytes_received": self.connection.bytes_received,
             "programs_sent": self._programs.defined,
             "programs_known": len(self._programs),
@@ -348,9 +347,7 @@ class SingleBackend:
 
     @staticmethod
     def _local(item: Any, data: Any) -> Any:
-        if isinstance(item, TensorHeader):
-            return next(data)
-        return from_wire(item.value)
+        return next(data) if isinstance(item, TensorHeader) else from_wire(item.value)
 
 
 def _warn(given: Sequence[Warned]) -> None:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.
@@ -61,6 +61,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Number of the last answer that the client has received in that session."""
     cancelled: Size = 0
     """Programs in batches up to this number are cancelled."""
+    takes_early: bool = False
+    """Whether the server may answer batches before it receives them; see `Result.assumes`."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -423,6 +425,9 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         now_ns: Current time, by the same clock; 0 if the session has not requested timings.
         run_ns: How long programs of this session ran since the last answer, if requested; excludes waiting for turns.
         warnings: Warnings that kernels gave since the last answer.
+        assumes: If not empty, the answer was sent before its batch: it is the answer only if this is the digest of the
+            batches up to that one; see `djinn_lib_service.early_answers`.
+        since: Number of the last batch that the server had received then; the digest begins with the next one.
     """
 
     items: tuple[Item, ...] = ()
@@ -431,6 +436,8 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     now_ns: int = 0
     run_ns: Size = 0
     warnings: Annotated[tuple[Warned, ...], Meta(max_length=MAX_WARNINGS)] = ()
+    assumes: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
+    since: Size = 0
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

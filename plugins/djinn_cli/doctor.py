@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import attrs
 import torch
+from djinn_lib_service.device_report import device_of, summary_of
 from djinn_lib_service.kinds.transport import SupportsCertificate
 from djinn_lib_service.settings import TlsSettings, UploadSettings
 
@@ -147,7 +148,8 @@ def _executor(plugins: Plugins, config: Config) -> str:
 def _executor_devices(plugins: Plugins) -> str:
     """List the devices of all executors."""
     devices = [f"{device} ({entry.name})" for entry in executors(plugins) for device in entry.value.devices()]
-    return ", ".join(devices) or "none"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (", ".join(devices) or "none") + ("" if hidden is None else f"; CUDA_VISIBLE_DEVICES={hidden!r}")
 
 
 def _limits() -> Iterator[CheckResult]:
@@ -209,7 +211,8 @@ def _server(plugins: Plugins, config: Config) -> list[CheckResult]:
         finally:
             connection.close()
         welcome = connection.welcome
-        return (f"{config.server} answers: device {welcome.device}, torch {welcome.torch}, python {welcome.python}; "
+        return (f"{config.server} answers: device {welcome.device} ({summary_of(device_of(welcome))}), "
+                f"torch {welcome.torch}, python {welcome.python}; "
                 f"connected in {connected_s * 1e3:.1f} ms, round trip {round_trip_s * 1e3:.3f} ms")
 
     server = _attempt("server", look)

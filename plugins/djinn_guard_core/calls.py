@@ -9,6 +9,8 @@ import attrs
 import torch
 from djinn_lib_service.kinds import Prepared
 from djinn_lib_service.operators import is_as_declared
+from djinn_lib_sparse.operators import NAMESPACE as SPARSE
+from djinn_lib_sparse.rebuilding import needed_bytes
 
 from djinn_guard_core.faults import FAULTS, JOINING
 from djinn_guard_core.kernels import RULES, Rule
@@ -82,7 +84,7 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker |
     fault = None if has_none else FAULTS.get(base)
     rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)
-    size_of = RESULT_BYTES.get(base) if is_own else None
+    size_of = RESULT_BYTES.get(base) if is_own else needed_bytes if operator.namespace == SPARSE else None
     if arrange is None and not rules and size_of is None:
         return None
     arguments = operator._schema.arguments

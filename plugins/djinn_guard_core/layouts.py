@@ -22,6 +22,7 @@ import attrs
 import torch
 from djinn_lib_service.kinds import Prepared
 from djinn_lib_service.operators import is_as_declared
+from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 
 from djinn.ir.schema import facts_of
 from djinn_guard_core.preconditions import expect, too_large
@@ -36,6 +37,10 @@ OVERLAPS_ANOTHER = ("unsupported operation: some elements of two written-to tens
 READ_AND_WRITTEN = ("unsupported operation: some elements of the input tensor and the written-to tensor refer to a "
                     "single memory location. Please clone() the tensor before performing the operation.")
 """The message of eager PyTorch, for the cases that it checks."""
+
+
+OWN_CARE = {SPARSE: ("tensors",)}
+"""By namespace: arguments of which its operators see to it themselves that kernels stay within them."""
 
 
 class StridedLayout(Enum):
@@ -331,5 +336,6 @@ def arrangement_of(operator: torch._ops.OpOverload, limit_bytes: int) -> Arrange
     return Arrangement(
         str(operator.name()), names, {name: index for index, name in enumerate(names) if name in written}, proven,
         frozenset().union(*(group.arguments for group in rows)),
-        frozenset().union(*(group.as_they_are for group in rows)), _apart().get(base.removesuffix("_")),
+        frozenset().union(*(group.as_they_are for group in rows), OWN_CARE.get(operator.namespace, ())),
+        _apart().get(base.removesuffix("_")),
         _training_flag(operator), limit_bytes)

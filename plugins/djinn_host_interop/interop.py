@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_service.device_report import device_of
 from djinn_lib_service.generators import remote_generator
+from djinn_lib_sparse import recording as sparse
 
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
@@ -54,6 +55,8 @@ class UploadingInterop(HostInterop):
             raise RuntimeError(message)
         if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
             raise (HostGradientError if writes_home else MixedGradientError)(message)
+        if any(tensor.layout is not torch.strided for tensor in everything):
+            return sparse.run(operator, args, kwargs)
         if writes_home:
             return self.at_home(operator, args, kwargs)
         return self._session.dispatch(operator, *self._lifted(args, kwargs))
@@ -75,14 +78,14 @@ class UploadingInterop(HostInterop):
                 self.forget(tensor)
         return result
 
-    def upload(self, tensor: torch.Tensor) -> LazyTensor:
+    def upload(self, tensor: torch.Tensor) -> Any:
         """Upload an ordinary tensor, once per version."""
         key = id(tensor)
         version = -1 if tensor.is_inference() else tensor._version
         known = self._uploaded.get(key)
         if known is not None and known[0]() is tensor and known[1] == version and version >= 0:
             return known[2]
-        made: LazyTensor = self._session.upload(tensor)
+        made: Any = self._session.upload(tensor) if tensor.layout is torch.strided else sparse.uploaded(tensor)
         if version >= 0:
             uploaded = self._uploaded
             self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 MAX_KNOWN = 2048
 """Entries of each of two generations, as in the recorder."""
+_REALS, _NUMBERS = (float, complex), (float, complex, int)
+_OF_ELEMENTS = frozenset(
+    "add sub rsub mul div eq ne lt le gt ge remainder fmod fill clamp clamp_min clamp_max masked_fill where addcmul "
+    "addcdiv bitwise_and bitwise_or bitwise_xor".split())
+"""Operators, also in place, whose integers are all elements; ``pow``, which refuses some, is none of them."""
 _Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int]"
 _LAST = 2**63 - 1
 
@@ -65,10 +70,11 @@ class DerivedPlans:
             return self._infer(binding, operator, args, kwargs)
         key: list[Any] = [binding]
         tensors: list[LazyTensor] = []
-        _scan(args, key, tensors, erase=binding.erases_floats)
+        erased = _NUMBERS if erases_integers(binding) else _REALS if binding.erases_floats else ()
+        _scan(args, key, tensors, erased)
         for word, item in kwargs.items():
             key.append(word)
-            _scan((item,), key, tensors, erase=binding.erases_floats)
+            _scan((item,), key, tensors, erased)
         hashable = tuple(key)
         known = self._known.get(hashable) or self._older.get(hashable)
         if known is not None and (known.single is not None or not known.is_stale):
@@ -97,6 +103,8 @@ class DerivedPlans:
             self._check_owner(tensor)
         old = known.signature
         operands = tuple([tensor._value.spec for tensor in tensors])
+        if operands == old.operands:
+            return known
         results = old.results
         if known.may_be_view:
             results = tuple([
@@ -132,8 +140,19 @@ def _like(known: CallPlan, results: tuple[TensorSpec | None, ...], operands: tup
                     known.lengths, known.written)
 
 
-def _scan(items: Sequence[Any], key: list[Any], tensors: list[LazyTensor], *, erase: bool) -> None:
-    """Describe arguments as `djinn.record.recorder.scan` does; of offsets, only whether they are zero."""
+def erases_integers(binding: Binding) -> bool:
+    """Whether the value of a plain integer never affects the metadata of an operator's results.
+
+    This holds where an integer stands for an element: PyTorch's rules of promotion look at its type only.
+    """
+    return binding.erases_floats and binding.facts.name.partition("::")[2].partition(".")[0].rstrip("_") in _OF_ELEMENTS
+
+
+def _scan(items: Sequence[Any], key: list[Any], tensors: list[LazyTensor], erased: Sequence[type]) -> None:
+    """Describe arguments as `djinn.record.recorder.scan` does; of offsets, only whether they are zero.
+
+    Of numbers of an erased type, only the type counts.
+    """
     for item in items:
         kind = type(item)
         if isinstance(item, LazyTensor):
@@ -142,9 +161,9 @@ def _scan(items: Sequence[Any], key: list[Any], tensors: list[LazyTensor], *, er
             tensors.append(item)
         elif isinstance(item, (list, tuple)):
             key += (list, len(item))
-            _scan(item, key, tensors, erase=erase)
+            _scan(item, key, tensors, erased)
         else:
-            key += (kind, None if erase and kind in (float, complex) else item)
+            key += (kind, None if kind in erased else item)
 
 
 def _select(base: TensorSpec, dim: int, index: int) -> _Layout | None:

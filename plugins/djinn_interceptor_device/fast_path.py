@@ -15,6 +15,7 @@ probability. In that case the number is part of the key, like all other argument
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -25,10 +26,11 @@ from torch.autograd import forward_ad
 
 from djinn.ir.schema import ReturnKind
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.record.call_plans import CallPlan
+from djinn.record.call_plans import Binding, CallPlan
 from djinn.record.recorder import scan
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn_interceptor_device import derived_plans
 from djinn_interceptor_device import matmul_decomposition as folding
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
 
 MAX_SHORTCUTS = 2048
 """Entries of each of two generations: an entry is evicted after that many others were used in the meantime."""
+
+_LARGEST = 2**63
+"""PyTorch refuses integers from here on."""
 
 _is_grad_enabled = torch.is_grad_enabled
 _is_autocast_on = torch._C._is_any_autocast_enabled
@@ -47,6 +52,8 @@ _is_profiling = torch._C._autograd._profiler_enabled
 _is_running = runtime.is_initialized
 
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+_operator_named = functools.lru_cache(4096)(operator_named)
 
 _session: Session
 _apply: Callable[..., Any]
@@ -105,16 +112,25 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
             or not _is_running()
         ):
             return long_way(function, args, kwargs)
-        slots: list[Any]
-        numbers: list[Any] = []
-        if len(args) == 2 and type(args[0]) is type(args[1]) is LazyTensor and not kwargs and settings is None:
-            # The same result as `scan`, for the most frequent case of two tensors.
+        slots: Any
+        numbers: Any = ()
+        hashable: tuple[Any, ...]
+        count = len(args) if settings is None and not kwargs and type(args[0]) is LazyTensor else 0
+        kind = type(args[1]) if count > 1 else None
+        # The same results as `scan`, for the most frequent calls.
+        if kind is LazyTensor and count == 2:
             one, other = args[0]._value, args[1]._value
-            slots = [one.slot, other.slot]
-            hashable: tuple[Any, ...] = (function, one.spec, other.spec)
+            slots, hashable = (one.slot, other.slot), (function, one.spec, other.spec)
+        elif kind is LazyTensor and count == 3 and type(args[2]) is LazyTensor:
+            one, other, third = args[0]._value, args[1]._value, args[2]._value
+            slots, hashable = (one.slot, other.slot, third.slot), (function, one.spec, other.spec, third.spec)
+        elif count == 2 and (kind is int or kind is float):
+            one, number = args[0]._value, args[1]
+            slots, numbers = (one.slot,), (number,)
+            hashable = (function, one.spec, number) if kind is int else (function, one.spec, float, float)
         else:
             key: list[Any] = [function] if settings is None else [function, settings()]
-            slots = []
+            slots, numbers = [], []
             ours = scan(args, key, slots, numbers, True)
             for name, item in kwargs.items():
                 key.append(name)
@@ -130,6 +146,8 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
             shortcut = _find(hashable)
         if shortcut is None:
             return long_way(function, args, kwargs)
+        if shortcut is _unknown and kind is int and count == 2 and -_LARGEST <= args[1] < _LARGEST:
+            shortcut = _find((function, hashable[1], int))
         if shortcut is _unknown:
             looks = settings is not None
             return _learn(hashable, long_way, function, args, kwargs, slots, numbers, looks=looks)
@@ -138,6 +156,38 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
         return result if plan.single is not None else result[0]
 
     return shorten
+
+
+def recorded(function: Callable[..., Any], one: LazyTensor, other: LazyTensor | float) -> Any:
+    """Record a call with two operands, the second of which may be a number, by its shortcut; ``None`` without one."""
+    if (
+        _is_grad_enabled()
+        or _modes()
+        or _transform() is not None
+        or _is_autocast_on()
+        or forward_ad._current_level >= 0
+        or _is_tracing()
+        or _is_profiling()
+        or not _is_running()
+    ):
+        return None
+    first, kind = one._value, type(other)
+    slots: tuple[Any, ...]
+    numbers: tuple[Any, ...]
+    if isinstance(other, LazyTensor):
+        second = other._value
+        shortcut = _shortcuts.get((function, first.spec, second.spec))
+        slots, numbers = (first.slot, second.slot), ()
+    else:
+        slots, numbers = (first.slot,), (other,)
+        key = (function, first.spec, other) if kind is int else (function, first.spec, float, float)
+        shortcut = _shortcuts.get(key)
+        if shortcut is None and kind is int and -_LARGEST <= other < _LARGEST:
+            shortcut = _shortcuts.get((function, first.spec, int))
+    if shortcut is None or shortcut is _by_value or shortcut[0].single is None:
+        return None
+    plan, fixed = shortcut
+    return _apply(plan, (), {}, slots, numbers if fixed is None else fixed)
 
 
 def _find(key: tuple[Any, ...]) -> Any:
@@ -174,7 +224,7 @@ def _learn(
         and node.outputs[:1] == (result._value.slot,)
         and len(node.inputs) == len(slots)
         and all(one is other for one, other in zip(node.inputs, slots, strict=True))
-        and not (operator_named(node.signature.template.operator) in folding.OPERATORS
+        and not (_operator_named(node.signature.template.operator) in folding.OPERATORS
                  and folding.can_depend_on_gradient(*args[:2]))
     )
     plan = _plan_of(node.signature) if is_all else None
@@ -185,7 +235,9 @@ def _learn(
     is_same = [*map(repr, node.numbers)] == [*map(repr, numbers)]
     is_lifted = is_same and is_told_apart and not looks and _binds(function, node)
     if plan is not None and is_lifted:
-        _remember(key, (plan, None))
+        ends_in_number = len(key) == 3 and type(key[2]) is int
+        of_elements = ends_in_number and derived_plans.erases_integers(_binding_of(node.signature))
+        _remember((*key[:2], int) if of_elements else key, (plan, None))
     elif reals and not isinstance(key[0], tuple):
         # Real numbers are not part of the key yet.
         _remember(key, _by_value)
@@ -207,9 +259,13 @@ def _reals(numbers: list[Any]) -> tuple[Any, ...]:
                   for number in numbers if type(number) is float or type(number) is complex])
 
 
+def _binding_of(signature: Signature) -> Binding:
+    return _session.recorder.binding(_operator_named(signature.template.operator))
+
+
 def _plan_of(signature: Signature) -> CallPlan | None:
     """Return the plan of an operation that only creates new tensors, independently of its numbers."""
-    binding = _session.recorder.binding(operator_named(signature.template.operator))
+    binding = _binding_of(signature)
     count = len(signature.results)
     is_simple = (
         binding.facts.returns == (ReturnKind.TENSOR,) * count

@@ -58,6 +58,13 @@ def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs
     return False
 
 
+def dropout(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the tensor itself if nothing is dropped, as PyTorch would after a look at the arguments."""
+    if len(args) == 1 and kwargs.get("training") is False and 0.0 <= kwargs.get("p", 0.5) <= 1.0:
+        return args[0]
+    return shortcuts.call_plainly(function, args, kwargs)
+
+
 def record_stream(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Do nothing: memory is freed in the order of the program, whichever streams its operations were recorded in."""
 
@@ -125,6 +132,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,
     **({F.linear_cross_entropy: losses.linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}),
+    F.dropout: dropout,
     torch.Tensor.record_stream: record_stream,
     torch.Tensor.untyped_storage: saving.untyped_storage,
     torch.Tensor.storage: saving.storage,

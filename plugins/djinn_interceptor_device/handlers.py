@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_sparse import recording as sparse
 
 from djinn.kinds.interceptor import Handler
 from djinn.record import devices
@@ -67,6 +68,12 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
         return keep_uninitialized_at_home(_as_copied(session.materialize([tensor])[0], operator, kwargs), tensor)
     if here:
         return operator(tensor, **kwargs)
+    if tensor.layout is not torch.strided:
+        return sparse.run(operator, args, kwargs)
+    if not tensor.numel() and kwargs.get("memory_format") is None and type(tensor) is torch.Tensor:
+        # There is nothing to send. Caches of models begin with such tensors.
+        options = {"dtype": kwargs.get("dtype") or tensor.dtype, "device": devices.checked_device(device)}
+        return record(session, aten.empty_strided.default, (tensor.size(), tensor.stride()), options)
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
     made = session.upload(local, devices.checked_device(device))
     keep_uninitialized(made, tensor)
@@ -91,6 +98,8 @@ def _converts(tensor: torch.Tensor, kwargs: Mapping[str, Any]) -> bool:
 def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy into a tensor, whichever of the two is remote."""
     target, source = args[0], args[1]
+    if isinstance(source, torch.Tensor) and source.layout is not torch.strided:
+        return sparse.run(operator, args, kwargs)
     if not isinstance(source, torch.Tensor):
         return copy_(session, operator, (target, torch.tensor(source, dtype=_WRAPPED[type(source)]), *args[2:]), kwargs)
     if not isinstance(target, LazyTensor):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_interrupts.interrupts import use_interrupt_handler
 from djinn_lib_service.device_report import device_of
+from djinn_lib_sparse import recording as sparse
 from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -24,6 +25,7 @@ from djinn_interceptor_device import (
     gradients,
     handlers,
     list_writes,
+    methods,
     optimizers,
     process_switches,
     profiling,
@@ -88,6 +90,7 @@ class DeviceInterceptor:
             _let_tracers_trace()
             fakes.register()
             class_factories.install()
+            methods.install()
             saving.guard_constructors()
             profiling.install()
             gradients.notice_fused_optimizers()
@@ -101,7 +104,7 @@ class DeviceInterceptor:
         shortcuts.follow(session)
         process_switches.follow(session)
         derived_plans.follow(session)
-        return {**list_writes.handlers(), **handlers.HANDLERS, **folding.handlers(session)}
+        return {**list_writes.handlers(), **handlers.HANDLERS, **sparse.handlers(), **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Return handlers of functions that start a backward pass or save, and of composites that stay whole."""

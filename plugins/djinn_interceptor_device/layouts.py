@@ -6,6 +6,7 @@ import functools
 from typing import Any, NoReturn
 
 import torch
+from djinn_lib_sparse import recording
 
 from djinn.errors import UnsupportedTensorError
 
@@ -16,7 +17,7 @@ _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1",
 
 def register() -> list[torch.library.Library]:
     """Register the operators that refuse; they are registered for the lifetime of the returned libraries."""
-    libraries = []
+    libraries = recording.register()
     for key in _KEYS:
         library = torch.library.Library("_", "IMPL")
         library.fallback(_refuse, key)

@@ -118,14 +118,7 @@ class RunPredictor:
         return self._continued(RunDelta(program))
 
     def _continued(self, command: RunDelta) -> Run:
-        course = self._courses.get(command.program)
-        if course is None:
-            raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")
-        run = course.completed(command)
-        for handles in (run.inputs, run.outputs, run.released):
-            if handles and not 0 <= min(handles) <= max(handles) <= MAX_HANDLE:
-                raise ProtocolError(f"A run of program {command.program} would go on to handles that do not exist.")
-        return run
+        return _completed(self._courses.get(command.program), command)
 
     def _take_in(self, run: Run, numbers: bytes) -> None:
         course = self._courses.get(run.program)
@@ -138,6 +131,51 @@ class RunPredictor:
         """Drop the history of programs that will not run again."""
         for program in programs:
             self._courses.pop(program, None)
+
+
+class PredictedRuns:
+    """Predicts several runs of a program in a row: the next ones, if those before them are as predicted.
+
+    Args:
+        predictor: Has the runs that were requested.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self, predictor: RunPredictor) -> None:
+        self._predictor = predictor
+        self._courses: dict[int, _Course] = {}
+
+    def expected(self, program: int) -> Run:
+        """Return the next run of a program, after those that `follow` added.
+
+        Raises:
+            ProtocolError: As for `RunPredictor.complete`.
+        """
+        course = self._courses.get(program)
+        return self._predictor.expected(program) if course is None else _completed(course, RunDelta(program))
+
+    def follow(self, run: Run) -> None:
+        """Add a run that `expected` has returned."""
+        course = self._courses.get(run.program)
+        if course is None:
+            course = self._courses[run.program] = attrs.evolve(self._predictor._courses[run.program])
+        course.follow(run, _encode(run.numbers))
+
+    def clear(self) -> None:
+        """Return to the runs that were requested."""
+        self._courses.clear()
+
+
+def _completed(course: _Course | None, command: RunDelta) -> Run:
+    if course is None:
+        raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")
+    run = course.completed(command)
+    for handles in (run.inputs, run.outputs, run.released):
+        if handles and not 0 <= min(handles) <= max(handles) <= MAX_HANDLE:
+            raise ProtocolError(f"A run of program {command.program} would go on to handles that do not exist.")
+    return run
 
 
 def _continued(before: Sequence[int], last: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ __all__ = (
     "device_of",
     "facts_of_device",
     "properties_of",
+    "summary_of",
 )
 
 PROPERTIES_HANDLE: Final = 2**64 - 3
@@ -101,6 +102,16 @@ def device_of(welcome: Welcome) -> DeviceProperties:
         ProtocolError: It is no description of a device.
     """
     return _decoded(welcome.device, welcome.facts)
+
+
+def summary_of(device: DeviceProperties) -> str:
+    """Describe a device in a few words: its model, and its memory as far as that is known."""
+    parts = [device.name]
+    if device.total_bytes:
+        parts.append(f"{device.free_bytes / 2**30:.1f} of {device.total_bytes / 2**30:.1f} GiB free")
+    if device.major:
+        parts.append(f"compute capability {device.major}.{device.minor}")
+    return ", ".join(parts)
 
 
 @lru_cache(maxsize=64)

@@ -59,6 +59,11 @@ class KernelWarnings:
                 self._pending[warned] = None
         return results
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are any that `take` would return."""
+        return bool(self._pending)
+
     def take(self) -> tuple[Warned, ...]:
         """Return the warnings since the last call."""
         taken, self._pending = tuple(self._pending), {}

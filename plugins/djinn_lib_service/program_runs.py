@@ -14,11 +14,11 @@ from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta, Warne
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
-from djinn_lib_service.kinds.executor import SupportsSkippedSteps, SupportsSpeculation
+from djinn_lib_service.kinds.executor import SupportsDrawingAhead, SupportsSkippedSteps, SupportsSpeculation
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
-from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.speculation import RunAhead, Speculator
 from djinn_lib_service.turns import Turns
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
@@ -79,6 +79,7 @@ class ProgramRuns:
         except Exception as error:  # noqa: BLE001  # becomes a failure that the client raises
             self._failures.add(error)
             return
+        self._ahead.requested(run)
         known, before = self._programs.get(run.program), self._failures.count
         try:
             if self._stop:
@@ -165,15 +166,17 @@ class ProgramRuns:
         """Run the program that is most likely to be requested next; return whether there was one."""
         return self._ahead.go(self._table.get, self._computed_ahead)
 
-    def _computed_ahead(self, run: Run, inputs: list[Any]) -> list[Any] | None:
-        """Return the outputs of a run ahead; ``None`` if it cannot be done, or would have an effect or a failure."""
+    def _computed_ahead(self, run: Run, inputs: list[Any]) -> RunAhead | None:
+        """Run ahead; return ``None`` if that cannot be done, or would have another effect, a failure or a warning."""
         known = self._programs.get(run.program)
         program = None if known is None else known.program
         numbers = messages.from_wire(run.numbers)
+        draws = isinstance(program, SupportsDrawingAhead) and not program.is_pure(numbers) and (
+            program.only_draws(numbers))
         if (
             known is None
             or not isinstance(program, SupportsSpeculation)
-            or not program.is_pure(numbers)
+            or not (program.is_pure(numbers) or draws)
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
             or len(run.inputs) != known.definition.body.inputs
@@ -182,8 +185,9 @@ class ProgramRuns:
             or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
             return None
-        failures = list[BaseException]()
+        failures, outputs = list[BaseException](), list[Any]()
         given: Sequence[Warned] = ()
+        state = self._random.get() if draws else None
 
         def report(_: int, error: BaseException) -> Poisoned:
             failures.append(error)
@@ -194,7 +198,11 @@ class ProgramRuns:
                 lambda: self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report)))
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
-        return None if failures or given else outputs
+        if not (failures or given):
+            return RunAhead(run, outputs, state)
+        if state is not None:
+            self._random.set(state)
+        return None
 
 
 def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:

@@ -44,6 +44,14 @@ class _Watched(Channel, Protocol):
 
 
 @runtime_checkable
+class _Writable(Channel, Protocol):
+    """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
+
+    def is_writable(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+
+
+@runtime_checkable
 class _Parting(Channel, Protocol):
     """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
 
@@ -64,6 +72,7 @@ class _Line:
     counted: SupportsByteCounts | None
     pollable: _Pollable | None
     watched: _Watched | None
+    writable: _Writable | None
     heard_bytes: int = 0
 
     @classmethod
@@ -72,7 +81,8 @@ class _Line:
         return cls(channel, channel if isinstance(channel, SupportsDigests) else None,
                    channel if isinstance(channel, SupportsByteCounts) else None,
                    channel if isinstance(channel, _Pollable) else None,
-                   channel if isinstance(channel, _Watched) else None)
+                   channel if isinstance(channel, _Watched) else None,
+                   channel if isinstance(channel, _Writable) else None)
 
     def newly_heard(self, tensors: Sequence[torch.Tensor]) -> int:
         """Return how many bytes have arrived since the last batch, or the bytes of its tensors if these are more."""
@@ -124,6 +134,8 @@ class ResumableChannel:
         self._is_over = False
         self._turns = 0
         self._past = (0, 0)
+        self._early: dict[int, tuple[_Line, Message]] = {}
+        """Answers that were sent before their batches arrived, and the connections."""
         self._admit_body: Callable[[int], None] | None = None
 
     @property
@@ -201,10 +213,15 @@ class ResumableChannel:
             if self._is_over:
                 # Its failures for dropped programs do not explain the end of the session: `close` sends the reason.
                 return
+            early = self._early.pop(sequence, None)
+            if early is not None and early[1] is message:
+                message = Result(message.items, run_ns=message.run_ns)
+            else:
+                early = None
             self._end.finish(sequence, (message, tensors))
             if line is not None:
                 try:
-                    self._give(line)
+                    self._give(line, has_last=early is not None and early[0] is line)
                 except TransportError as error:
                     self._lose(line, error)
             return
@@ -212,6 +229,31 @@ class ResumableChannel:
             raise TransportError(f"There is no connection to {self.peer}.")
         with self._sending:
             line.channel.send(sequence, message, tensors)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+        line = self._line
+        return not self._is_over and line is not None and line.writable is not None and line.writable.is_writable()
+
+    def send_early(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> bool:
+        """Send the answer to a batch that has not arrived; return whether it was sent.
+
+        Once the batch arrives, `send` has to be called with the same message, if it is the answer after all.
+        """
+        line = self._line
+        if line is None or self._is_over:
+            return False
+        self._end.promised = max(self._end.promised, sequence)
+        try:
+            with self._sending:
+                line.channel.send(sequence, message, tensors)
+        except TransportError as error:
+            self._lose(line, error)
+            return False
+        self._early = {number: sent for number, sent in self._early.items() if number > self._end.received}
+        self._early[sequence] = line, message
+        return True
 
     def greeted(self) -> None:
         """Do nothing: every connection was greeted before it became part of the session."""
@@ -350,16 +392,23 @@ class ResumableChannel:
     def _let_go(self) -> None:
         self._past, self._line = (self.bytes_sent, self.bytes_received), None
 
-    def _give(self, line: _Line) -> None:
-        """Send the answers that have not been sent on this connection yet."""
+    def _give(self, line: _Line, *, has_last: bool = False) -> None:
+        """Send the answers that have not been sent on this connection yet.
+
+        Args:
+            line: The connection.
+            has_last: Whether the last of them was sent on it before its batch arrived.
+        """
         while line is self._line and (kept := self._end.to_give()) is not None:
             number, (message, tensors) = kept
-            with self._sending:
-                line.channel.send(number, message, tensors)
+            is_there = has_last and self._end.is_last_to_give
+            if not is_there:
+                with self._sending:
+                    line.channel.send(number, message, tensors)
             with self._changed:
                 # If the connection has been replaced, the answer is sent twice; the client recognizes the duplicate.
                 if line is self._line:
-                    self._end.delivered()
+                    (self._end.delivered_early if is_there else self._end.delivered)()
 
     def _tell(self, line: _Line) -> None:
         """Acknowledge the received batches."""

@@ -125,6 +125,10 @@ class ClientEnd(Generic[FrameT]):
         self.answered = max(self.answered, number)
         return is_new
 
+    def answered_early(self, number: int) -> None:
+        """Note that a batch was answered before the server acknowledged it, so the batch is still kept."""
+        self.answered = max(self.answered, number)
+
     def give_back(self) -> None:
         """Return borrowed bytes to the caller, who stops waiting; those batches cannot be sent again."""
         for index, (number, _, size_bytes, is_borrowed) in enumerate(self._kept):
@@ -172,13 +176,14 @@ class ServerEnd(Generic[AnswerT]):
         received: Number of the last batch received.
         lease_s: As given.
         ack_due: Whether an acknowledgement is due.
+        promised: Number of the last batch that was answered early, whether or not it was received.
 
     Concurrency:
         One thread at a time, but any thread may read `received`.
     """
 
     def __init__(self, first: int, lease_s: float) -> None:
-        self.received = first
+        self.received = self.promised = first
         self.lease_s = lease_s
         self._settled = first
         self._digests: deque[int] = deque(maxlen=MAX_DIGESTS)
@@ -246,6 +251,11 @@ class ServerEnd(Generic[AnswerT]):
         """Keep the answer to the last executed batch."""
         self._answers.append((number, answer))
 
+    @property
+    def is_last_to_give(self) -> bool:
+        """Whether all kept answers but one have been sent on this connection."""
+        return self._given == len(self._answers) - 1
+
     def to_give(self) -> tuple[int, AnswerT] | None:
         """Return the first kept answer that has not been sent on this connection, and its number."""
         return None if self.is_given else self._answers[self._given]
@@ -254,6 +264,10 @@ class ServerEnd(Generic[AnswerT]):
         """Record that the next answer is being sent on this connection."""
         self._given += 1
         self.acked()
+
+    def delivered_early(self) -> None:
+        """Record that the next answer was sent on this connection before its batch arrived: it acknowledges nothing."""
+        self._given += 1
 
     def acked(self) -> int:
         """Record that an acknowledgement is being sent; return the number to acknowledge."""
@@ -277,7 +291,7 @@ class ServerEnd(Generic[AnswerT]):
         Raises:
             ProtocolError: The number is impossible or has gone backwards.
         """
-        if not self._settled <= answered <= self.received:
+        if not self._settled <= answered <= max(self.received, self.promised):
             raise ProtocolError(f"It says that it has answer {answered}; it had {self._settled}, and {self.received} "
                                 "batches have come.")
 

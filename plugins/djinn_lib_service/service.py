@@ -28,8 +28,9 @@ from djinn.wire.messages import (
 )
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.early_answers import EarlyAnswers, EarlyChannel
 from djinn_lib_service.kernel_warnings import KernelWarnings
-from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, SessionMemory
+from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, RandomState, SessionMemory
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns
@@ -63,6 +64,7 @@ class SessionService:
     Attributes:
         memory: The memory of the session's values, and the values.
         ahead: Results of runs that the client has not requested yet.
+        early: Answers batches before they are received; ``None`` if the client does not want that.
 
     Concurrency:
         One batch at a time; any thread may read `held_bytes`.
@@ -74,18 +76,21 @@ class SessionService:
                  manager: MemoryManager | None = None) -> None:
         self._random = executor.random_state(seed)
         self._predictor = RunPredictor()
-        self.ahead = Speculator(self._predictor)
+        self.ahead = Speculator(self._predictor, self._random)
+        random = _RequestedRandom(self._random, self.ahead)
+        self.early: EarlyAnswers | None = None
+        self._is_limited = manager is not None
         self.memory = SessionMemory() if manager is None else manager.join(self._random, self.ahead, contents)
         self._failures = Failures(self.memory.explain)
         self._warnings = KernelWarnings()
         self._timings: Timings | None = None
         self._run_time = RunTime(executor, self._failures.attempt)
-        self._values = SessionValues(executor, self.memory, self._random, self._failures, travels=travels,
+        self._values = SessionValues(executor, self.memory, random, self._failures, travels=travels,
                                      contents=contents, allowance=allowance)
         self._programs = DefinedPrograms(executor, self._failures, allowance, watch)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
                                  self._predictor, self.ahead, self._run_time, self._warnings, turns)
-        self._peers = PeerValues(post, self._values, self.memory, self._random, self._failures)
+        self._peers = PeerValues(post, self._values, self.memory, random, self._failures)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())
         """Tensors of the current batch that no command has taken yet."""
@@ -116,6 +121,23 @@ class SessionService:
         """Programs skipped because their results were no longer needed."""
         return self._runs.skipped
 
+    def answer_early(self, channel: EarlyChannel) -> None:
+        """Send values that the client will fetch over a channel as soon as they are known.
+
+        With a memory limit, nothing is sent: results that must be kept could take another session's room.
+        """
+        if self._is_limited:
+            return
+        self.early = EarlyAnswers(self.ahead, channel, self._ready_value, self._values.read, self._is_quiet,
+                                  self._run_time.take)
+
+    def _ready_value(self, handle: int) -> Any:
+        self.memory.use((handle,))
+        return self.memory.values.get(handle)
+
+    def _is_quiet(self) -> bool:
+        return self._timings is None and not self._failures.pending and not self._warnings.pending
+
     def close(self) -> None:
         """Drop all values and programs of the session."""
         with self.memory.lock:
@@ -126,7 +148,7 @@ class SessionService:
         self.memory.close()
 
     def handle(
-        self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = ()
+        self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = (), number: int = 0
     ) -> tuple[Result, list[torch.Tensor]]:
         """Execute a batch.
 
@@ -137,10 +159,12 @@ class SessionService:
                 program and no further step of the running program starts. The results carry that reason, as one
                 failure. Values that would have been written in place stay unchanged, unless their metadata would have
                 changed. All other commands are still executed.
+            number: Number of the batch.
 
         Returns:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
+        given = None if self.early is None else self.early.begin(number, batch)
         self._uploads = iter(tensors)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered
@@ -158,7 +182,10 @@ class SessionService:
                 self._timings.add(command, begin_ns)
         # The iterator would keep the batch's tensors until the next batch.
         self._uploads = iter(())
-        answer = self._answer(batch) if batch.wants_reply else (Result(), [])
+        # The failures of a batch that was answered early are reported with the next answer.
+        answer = given or (self._answer(batch) if batch.wants_reply else (Result(), []))
+        if self.early is not None:
+            self.early.end(batch)
         self.memory.settle()
         return answer
 
@@ -229,6 +256,31 @@ class SessionService:
         """
         with self.memory.lock:
             try:
-                return self._runs.run_ahead()
+                went = self._runs.run_ahead()
+                if went and self.early is not None:
+                    self.early.give()
+                return went
             finally:
                 self.memory.release()
+
+
+class _RequestedRandom:
+    """The random numbers as the requested runs have left them; see `djinn_lib_service.kinds.RandomState`."""
+
+    def __init__(self, random: RandomState, ahead: Speculator) -> None:
+        self._random = random
+        self._ahead = ahead
+
+    def seed(self, seed: int) -> None:
+        """Restart from ``seed``."""
+        self._ahead.drop()
+        self._random.seed(seed)
+
+    def get(self) -> torch.Tensor:
+        """Return the state."""
+        return self._ahead.random_state()
+
+    def set(self, state: torch.Tensor) -> None:
+        """Continue from a state."""
+        self._ahead.drop()
+        self._random.set(state)

@@ -29,6 +29,8 @@ class ResumeSettings:
     resume_timeout_s: float = setting(30.0, help="seconds to try that", above=0)
     resume_bytes: int = setting(
         64 * 2**20, help="bytes of sent data that the client may keep for that", minimum=0)
+    early_answers: bool = setting(
+        True, help="a server that has run ahead of a loop sends the values that the loop will ask for; needs `resume`")
 
 
 @attrs.frozen

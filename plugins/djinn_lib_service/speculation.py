@@ -2,55 +2,82 @@
 
 A loop requests the same programs in the same order, and earlier runs predict later ones. So the executor's side need
 not wait for the request: while the client computes, or its message is in flight, the next programs run ahead. Only pure
-programs do: they write nothing and draw no random numbers, so it cannot be observed when they ran. Their inputs may
-change before the client requests the run; therefore all runs ahead are dropped as soon as the client requests anything
-other than the predicted run.
+programs do: they write nothing that exists already, so it cannot be observed when they ran. If they draw random
+numbers, the state of these before the run is kept, and restored if the run is dropped. Their inputs may change before
+the client requests the run; therefore all runs ahead are dropped as soon as the client requests anything other than the
+predicted run.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import attrs
+import torch
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
-from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.delta import PredictedRuns, RunPredictor
+from djinn_lib_service.kinds import RandomState
 
 CONFIDENT = 3
 """How many times in a row one program must have followed another, as predicted, before it runs ahead."""
+MOST_CONFIDENT = 3 * CONFIDENT
+"""Repetitions beyond this do not count: then two exceptions, such as the ends of loops, do not end the confidence."""
 MAX_AHEAD = 32
 """Most runs that can be ahead. They use as much memory as the same runs would after a request."""
+MAX_RECENT = 64
+"""Runs that are remembered to find out which of their results is fetched."""
 
 
 @attrs.frozen
-class _Ahead:
-    """A run that the client has not requested yet, and its results."""
+class RunAhead:
+    """A run that the client has not requested yet.
+
+    Attributes:
+        run: The run.
+        outputs: Its results.
+        random: The state of the session's random numbers before it, if it drew some.
+    """
 
     run: Run
     outputs: list[Any]
+    random: torch.Tensor | None = None
 
 
 class Speculator:
     """The programs that one session has run ahead.
 
+    Args:
+        forecast: Predicts runs.
+        random: The session's random numbers.
+
     Attributes:
         hits: Runs that had already run ahead when the client requested them.
         misses: Runs that ran ahead and were dropped.
+        is_repeating: Whether a program may be ahead several times, as is useful if values are sent to the client early.
+        pinned: How many runs, the next ones, have given a value that was sent to the client early.
 
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self, forecast: RunPredictor) -> None:
-        self._forecast = forecast
+    def __init__(self, forecast: RunPredictor, random: RandomState) -> None:
+        self._random = random
+        self._forecast = PredictedRuns(forecast)
         self._followers: dict[int, tuple[int, int]] = {}
+        self._exact: set[int] = set()
+        """Programs whose last run was as predicted."""
         self._last = 0
-        self._ahead: deque[_Ahead] = deque()
+        self._ahead: deque[RunAhead] = deque()
+        self._recent: deque[Run] = deque(maxlen=MAX_RECENT)
         self.hits = 0
         self.misses = 0
+        self.is_repeating = False
+        self.pinned = 0
 
     def asked(self, command: Run | RunDelta) -> list[Any] | None:
         """Process a requested run; call this before the forecast sees the run.
@@ -58,28 +85,101 @@ class Speculator:
         Returns:
             Its results, if the run is already ahead.
         """
-        is_expected = type(command) is RunDelta and command == RunDelta(command.program)
-        follower, times = self._followers.get(self._last, (0, 0))
-        times = times + 1 if is_expected and follower == command.program else 0
-        self._followers[self._last] = command.program, times
-        self._last = command.program
-        if not self._ahead:
-            return None
-        if not is_expected or self._ahead[0].run.program != command.program:
+        program = command.program
+        is_expected = type(command) is RunDelta and command == RunDelta(program)
+        is_hit = bool(self._ahead) and is_expected and self._ahead[0].run.program == program
+        self._learn(program, is_expected=is_expected, is_wasted=bool(self._ahead) and not is_hit)
+        if not is_hit:
             self.drop()
             return None
         self.hits += 1
-        return self._ahead.popleft().outputs
+        self.pinned = max(0, self.pinned - 1)
+        outputs = self._ahead.popleft().outputs
+        if not self._ahead:
+            self._forecast.clear()
+        return outputs
+
+    def _learn(self, program: int, *, is_expected: bool, is_wasted: bool) -> None:
+        follower, times = self._followers.get(self._last, (0, 0))
+        if follower == program and is_expected:
+            times = min(times + 1, MOST_CONFIDENT)
+        elif times < CONFIDENT or (follower != program and times < 2 * CONFIDENT):
+            follower, times = program, 0
+        elif follower != program or is_wasted:
+            times -= CONFIDENT
+        self._followers[self._last] = follower, times
+        self._last = program
+        if is_expected:
+            self._exact.add(program)
+        else:
+            self._exact.discard(program)
+
+    def requested(self, run: Run) -> None:
+        """Note a run that was requested, in its complete form."""
+        self._recent.append(run)
 
     @property
     def results(self) -> Iterator[Any]:
         """All results of runs that the client has not requested."""
         return (output for ahead in self._ahead for output in ahead.outputs)
 
+    def __len__(self) -> int:
+        return len(self._ahead)
+
+    def runs(self, start: int, count: int) -> list[RunAhead]:
+        """Return some of the runs ahead."""
+        return list(islice(self._ahead, start, start + count))
+
+    def output_at(self, back: int, position: int, end: int) -> tuple[int, Any] | None:
+        """Find a result of a run.
+
+        Args:
+            back: Which run: 0 is the last one before ``end``.
+            position: Which of its results.
+            end: How many runs ahead count; the requested runs are before them.
+
+        Returns:
+            Its handle, and its value if the run is ahead; ``None`` if there is no such run or result.
+        """
+        index = end - 1 - back
+        if index >= 0:
+            ahead = self._ahead[index]
+            return None if position >= len(ahead.outputs) else (ahead.run.outputs[position], ahead.outputs[position])
+        if -index > len(self._recent):
+            return None
+        outputs = self._recent[index].outputs
+        return None if position >= len(outputs) else (outputs[position], None)
+
+    def place_of(self, handle: int) -> tuple[int, int] | None:
+        """Return how many requested runs ago a value was computed, and which of the results it is."""
+        for back, run in enumerate(reversed(self._recent)):
+            if handle in run.outputs:
+                return back, run.outputs.index(handle)
+        return None
+
     def drop(self) -> None:
         """Drop all runs ahead, because their inputs may have changed."""
-        self.misses += len(self._ahead)
-        self._ahead.clear()
+        self.pinned = 0
+        self.shed()
+
+    def random_state(self) -> torch.Tensor:
+        """Return the state of the random numbers as the requested runs have left it."""
+        states = (ahead.random for ahead in self._ahead if ahead.random is not None)
+        state = next(states, None)
+        return self._random.get() if state is None else state.clone()
+
+    def shed(self) -> None:
+        """Drop the runs ahead that can be repeated, because memory is short: those without a value sent early."""
+        state: torch.Tensor | None = None
+        while len(self._ahead) > self.pinned:
+            gone = self._ahead.pop()
+            state = state if gone.random is None else gone.random
+            self.misses += 1
+        if state is not None:
+            self._random.set(state)
+        self._forecast.clear()
+        for ahead in self._ahead:
+            self._forecast.follow(ahead.run)
 
     def freed(self, handles: Iterable[int]) -> None:
         """Drop all runs ahead if one of them may have read a freed value."""
@@ -94,47 +194,49 @@ class Speculator:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the same program has followed the last run often enough."""
-        return self._next()[1] >= CONFIDENT
+        """Whether the same program has followed the last run often enough, and was as predicted the last time."""
+        program, times = self._next()
+        return times >= CONFIDENT and program in self._exact
 
     def _next(self) -> tuple[int, int]:
         return self._followers.get(self._ahead[-1].run.program if self._ahead else self._last, (0, 0))
 
-    def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], list[Any] | None]) -> bool:
+    def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], RunAhead | None]) -> bool:
         """Run one more program ahead, if the prediction is confident enough.
 
         Args:
             value_of: Returns the value of a handle, or ``None`` if there is none.
-            run: Runs a program on values; returns its results, or ``None`` if it cannot run ahead.
+            run: Runs a program on values; returns ``None`` if it cannot run ahead.
 
         Returns:
             Whether a program was run.
         """
         before = self._ahead[-1].run.program if self._ahead else self._last
-        program, times = self._next()
-        if times < CONFIDENT or len(self._ahead) >= MAX_AHEAD:
+        program, _ = self._next()
+        if not self.is_certain or len(self._ahead) >= MAX_AHEAD:
             return False
-        if any(ahead.run.program == program for ahead in self._ahead):
-            # The forecast covers only one run of each program.
+        if not self.is_repeating and any(ahead.run.program == program for ahead in self._ahead):
             return False
         try:
             expected = self._forecast.expected(program)
         except ProtocolError:
             return False
-        inputs = [self._value(handle, value_of) for handle in expected.inputs]
-        if any(value is None for value in inputs):
+        inputs = self._values(expected.inputs, value_of)
+        if inputs is None:
             return False
-        outputs = run(expected, inputs)
-        if outputs is None:
+        made = run(expected, inputs)
+        if made is None:
             self._followers[before] = program, 0
             return False
-        self._ahead.append(_Ahead(expected, outputs))
+        self._ahead.append(made)
+        self._forecast.follow(expected)
         return True
 
-    def _value(self, handle: int, value_of: Callable[[int], Any]) -> Any:
-        for ahead in reversed(self._ahead):
-            if handle in ahead.run.released:
-                return None
-            if handle in ahead.run.outputs:
-                return ahead.outputs[ahead.run.outputs.index(handle)]
-        return value_of(handle)
+    def _values(self, handles: Sequence[int], value_of: Callable[[int], Any]) -> list[Any] | None:
+        """Return the values of handles as they will be after the runs ahead; ``None`` if there is none for one."""
+        made: dict[int, Any] = {}
+        for ahead in self._ahead:
+            made.update(zip(ahead.run.outputs, ahead.outputs, strict=True))
+            made.update(dict.fromkeys(ahead.run.released))
+        values = [made[handle] if handle in made else value_of(handle) for handle in handles]
+        return None if any(value is None for value in values) else values

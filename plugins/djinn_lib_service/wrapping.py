@@ -55,8 +55,13 @@ class ConnectionWrapper:
 
     @property
     def round_trips(self) -> int:
-        """Answers that the connection has awaited on its own account."""
+        """Answers that the connection has awaited on its own account, less requests that were answered early."""
         return int(getattr(self.plain, "round_trips", 0))
+
+    @property
+    def answered_early(self) -> int:
+        """Requests that were answered before the server received them; see `djinn_lib_service.early_answers`."""
+        return int(getattr(self.plain, "answered_early", 0))
 
     @property
     def reconnections(self) -> int:

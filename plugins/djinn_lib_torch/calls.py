@@ -62,6 +62,8 @@ class BoundCall:
         numbers: Number of numeric arguments.
         is_random: Whether it draws random numbers.
         is_pure: Whether it has no effects besides its results, if its dropout probabilities are zero.
+        draws: Whether it draws random numbers even then.
+        writes: Whether it may do more than give results and draw.
         probabilities: Positions of these among its numbers.
         switches: PyTorch's process-wide switches under which it runs.
     """
@@ -74,6 +76,8 @@ class BoundCall:
     numbers: int
     is_random: bool
     is_pure: bool
+    draws: bool
+    writes: bool
     probabilities: tuple[int, ...]
     switches: Switches
 
@@ -173,6 +177,8 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
         numbers=numbers,
         is_random=facts.is_random,
         is_pure=_is_pure(operator, facts),
+        draws=_draws(operator, facts),
+        writes=not is_as_declared(operator) or bool(written_names(facts)),
         probabilities=tuple(probabilities),
         switches=template.switches,
     )
@@ -183,9 +189,13 @@ def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
 
     Foreign operators may do anything.
     """
+    return is_as_declared(operator) and not (written_names(facts) or _draws(operator, facts))
+
+
+def _draws(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
+    """Whether an operator draws random numbers, if its dropout probability is zero."""
     may_drop = any(name.startswith("dropout") for name in facts.argument_names)
-    draws = torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
-    return is_as_declared(operator) and not (written_names(facts) or draws)
+    return torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
 
 
 def written_names(facts: SchemaFacts) -> frozenset[str]:

@@ -15,6 +15,7 @@ from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
+from djinn_lib_sparse.operators import define
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
@@ -42,6 +43,7 @@ class TorchExecutor:
         self.device = str(device)
         self._device = device
         exchange_random_state()
+        define()
         attention_operators()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None
@@ -133,7 +135,8 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
-        self._writes_or_draws = not all(call.is_pure for call in calls)
+        self._draws = any(call.draws for call in calls)
+        self._writes = any(call.writes for call in calls)
         self._probabilities = _probabilities(program, calls)
 
     @cached_property
@@ -172,8 +175,17 @@ class TorchProgram:
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
         """Whether a run has no effects besides its results; see `djinn_lib_service.kinds.executor.CompiledProgram`."""
-        return not self._writes_or_draws and len(numbers) == self._numbers and all(
-            numbers[index] == 0 for index in self._probabilities)
+        return not self._draws and self.only_draws(numbers) and not any(
+            numbers[index] for index in self._probabilities)
+
+    def only_draws(self, numbers: Sequence[Any]) -> bool:
+        """Whether a run does nothing but draw; see `djinn_lib_service.kinds.executor.SupportsDrawingAhead`."""
+        return len(numbers) == self._numbers and (not self._writes or self._writes_only_inside)
+
+    @cached_property
+    def _writes_only_inside(self) -> bool:
+        """Whether it writes only to storages that it creates."""
+        return not (self.effects.written or self.effects.changes_storages)
 
     def _run(
         self, inputs: list[Any], numbers: Sequence[Any], report: Report, refused: Mapping[int, Exception],

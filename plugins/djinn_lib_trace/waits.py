@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -15,9 +15,10 @@ import attrs
 import torch
 
 from djinn.ir.tape import Tape
+from djinn_lib_trace.callers import is_own, program_frame
 
-__all__ = ("DjinnWarning", "LineWaits", "WaitLedger", "WaitTable", "is_installed", "ledger_of", "program_frames",
-           "reset", "table_of")
+__all__ = ("DjinnWarning", "LineWaits", "Traffic", "WaitLedger", "WaitTable", "is_installed", "ledger_of", "reset",
+           "table_of")
 
 MAX_LINES = 10_000
 """Most lines that are counted; waits at further lines are counted together."""
@@ -28,6 +29,8 @@ _ROOTS = (*{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platst
 
 Line = tuple[str, int]
 """File and number of a line."""
+Traffic = tuple[int, int, int]
+"""Round trips, bytes sent, and bytes received, of all connections so far."""
 
 
 class DjinnWarning(UserWarning):
@@ -41,8 +44,8 @@ class LineWaits:
     Attributes:
         round_trips: How often the program waited for an answer there.
         wait_s: How long in all.
-        bytes_sent: Bytes sent meanwhile.
-        bytes_received: Bytes received meanwhile.
+        bytes_sent: Bytes sent since the wait before, until its end.
+        bytes_received: Bytes received since the wait before, until its end.
         began_s: When the first wait began, on the clock of `time.perf_counter`.
         is_reported: Whether the user has been warned of it.
     """
@@ -69,12 +72,39 @@ class WaitTable(dict[str, LineWaits]):
 class WaitLedger:
     """Counts the waits of one session.
 
+    Attributes:
+        traffic: What had been transferred at the end of the last wait; ``None`` if nothing was counted yet.
+
     Concurrency:
         The holder of the session's lock.
     """
 
     def __init__(self) -> None:
         self._lines: dict[Line, LineWaits] = {}
+        self.traffic: Traffic | None = None
+        self._caller: FrameType | None = None
+
+    @contextmanager
+    def waiting(self, caller: FrameType | None) -> Iterator[None]:
+        """Remember for the length of a wait who waits, so that the stack is walked only once.
+
+        Args:
+            caller: What `djinn_lib_trace.callers.program_frame` has found.
+        """
+        self._caller = caller
+        try:
+            yield
+        finally:
+            # A frame keeps its variables alive.
+            self._caller = None
+
+    def program_frames(self) -> Iterator[FrameType]:
+        """Give the callers outside djinn, from the innermost."""
+        frame = self._caller or program_frame()
+        while frame is not None:
+            if not is_own(frame):
+                yield frame
+            frame = frame.f_back
 
     def at(self, line: Line) -> LineWaits:
         """Return the account of a line."""
@@ -91,6 +121,7 @@ class WaitLedger:
 
     def reset(self) -> None:
         """Count from zero; lines that were reported are not reported again."""
+        self.traffic = None
         self._lines = {line: LineWaits(is_reported=True) for line, waits in self._lines.items() if waits.is_reported}
 
 
@@ -110,15 +141,6 @@ def table_of(tape: Tape) -> WaitTable:
 def reset(tape: Tape) -> None:
     """Count a session's waits from zero."""
     ledger_of(tape).reset()
-
-
-def program_frames() -> Iterator[FrameType]:
-    """Give the callers outside djinn, from the innermost."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not str(frame.f_globals.get("__name__", "")).startswith("djinn"):
-            yield frame
-        frame = frame.f_back
 
 
 @lru_cache(4096)

@@ -161,7 +161,7 @@ class TieredMemory(SessionMemory):
     def drop_ahead(self) -> int:
         """Drop results that the client has not requested, and return how many bytes they used."""
         size_bytes = self._ahead_bytes
-        self._ahead.drop()
+        self._ahead.shed()
         self._count_ahead()
         return size_bytes
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import attrs
 import typer
+from djinn_lib_service.device_report import device_of, summary_of
 
 from djinn.errors import ConfigurationError, DjinnError
 from djinn.plugins import Plugins
@@ -90,6 +91,7 @@ def _greeted(plugins: Plugins) -> dict[str, Any]:
     welcome = connection.welcome
     connection.close()
     return {"address": config.server, "connected_s": round(connected_s, 6), "device": welcome.device,
+            "hardware": summary_of(device_of(welcome)),
             "torch": welcome.torch, "python": welcome.python, "protocol": welcome.protocol,
             "sessions": welcome.sessions, "held_bytes": welcome.held_bytes, "limit_bytes": welcome.memory_bytes}
 
@@ -111,7 +113,7 @@ def _facts(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
     server = content.get("server")
     if server is not None:
         yield "server", f"{printable(server['address'])}, answered in {server['connected_s'] * 1e3:.1f} ms"
-        yield "device", printable(server["device"])
+        yield "device", printable(f"{server['device']} ({server['hardware']})")
         yield "versions", printable(f"torch {server['torch']}, python {server['python']}, protocol "
                                     f"{server['protocol']}")
         limit = f" of {_mib(server['limit_bytes'])}" if server["limit_bytes"] else ""

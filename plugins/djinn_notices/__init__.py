@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from djinn.kinds import BackendContext, OpenBackend
     from djinn.session.session import Session
 
-__all__ = ("djinn_session_started", "djinn_wrap_backend")
+__all__ = ("djinn_session_closed", "djinn_session_started", "djinn_wrap_backend")
 
 
 @hookimpl
@@ -30,3 +30,11 @@ def djinn_session_started(session: Session) -> None:
 
     check_device(session)
     watch(session)
+
+
+@hookimpl
+def djinn_session_closed(stats: Mapping[str, int]) -> None:
+    """Note whether the session was used."""
+    from djinn_notices.sessions import ended
+
+    ended(stats)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
-from djinn_lib_trace.waits import DjinnWarning, LineWaits, is_installed, ledger_of, program_frames
+from djinn_lib_trace.waits import DjinnWarning, LineWaits, Traffic, WaitLedger, is_installed, ledger_of
 
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
@@ -61,30 +61,34 @@ class WatchedBackend(BackendWrapper):
         with self._counted():
             self.plain.synchronize()
 
-    def _traffic(self) -> tuple[int, int, int]:
+    def _traffic(self) -> Traffic:
         executors = self.plain.executors
-        return (sum(executor.round_trips for executor in executors),
+        return (sum(executor.round_trips + getattr(executor.connection, "round_trips", 0) for executor in executors),
                 sum(executor.connection.bytes_sent for executor in executors),
                 sum(executor.connection.bytes_received for executor in executors))
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        began_s = time.perf_counter()
-        trips, sent, received = self._traffic()
+        ledger, began_s = self._ledger, time.perf_counter()
+        before = ledger.traffic or self._traffic()
         try:
             yield
         finally:
             ended_s = time.perf_counter()
-            more, sent_now, received_now = self._traffic()
-            if more > trips:
-                line, mover = _where()
-                waits = self._ledger.at(line)
+            now = ledger.traffic = self._traffic()
+            if now[0] < before[0]:
+                # A recovery has opened other connections.
+                before = 0, 0, 0
+            has_waited = now[0] > before[0]
+            if has_waited:
+                line, mover = _where(ledger)
+                waits = ledger.at(line)
                 waits.began_s = waits.began_s or began_s
-                waits.round_trips += more - trips
+                waits.round_trips += now[0] - before[0]
                 waits.wait_s += ended_s - began_s
-                waits.bytes_sent += sent_now - sent
-                waits.bytes_received += received_now - received
-        if more > trips:
+                waits.bytes_sent += now[1] - before[1]
+                waits.bytes_received += now[2] - before[2]
+        if has_waited:
             self._warn(line, waits, mover, ended_s)
 
     def _warn(self, line: tuple[str, int], waits: LineWaits, mover: tuple[str, int] | None, now_s: float) -> None:
@@ -115,12 +119,12 @@ def open_watched(opens: OpenBackend, connections: Sequence[Connection], tape: Ta
     return kind(plain, tape)
 
 
-def _where() -> tuple[tuple[str, int], tuple[str, int] | None]:
+def _where(ledger: WaitLedger) -> tuple[tuple[str, int], tuple[str, int] | None]:
     """Return the user's line, and the library's line that moves a module, if there is one."""
     first: FrameType | None = None
     mover: FrameType | None = None
     moves = False
-    for frame in program_frames():
+    for frame in ledger.program_frames():
         code = frame.f_code
         name = str(frame.f_globals.get("__name__", ""))
         moves = moves or code is _APPLY

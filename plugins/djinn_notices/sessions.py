@@ -6,6 +6,7 @@ import atexit
 import os
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from djinn_lib_trace.waits import DjinnWarning
@@ -16,10 +17,12 @@ from djinn.settings import Config
 if TYPE_CHECKING:
     from djinn.session.session import Session
 
-__all__ = ("check_device", "watch")
+__all__ = ("check_device", "ended", "watch")
 
 _watched: weakref.ref[Session] | None = None
 _process: int | None = None
+_has_run = False
+"""Whether the process has used a session that has ended: then it knows how, as a run of many tests does."""
 
 
 def check_device(session: Session) -> None:
@@ -51,13 +54,22 @@ def watch(session: Session) -> None:
     _watched = weakref.ref(session)
 
 
+def ended(stats: Mapping[str, int]) -> None:
+    """Note whether a session was used, from its counters."""
+    global _has_run
+    _has_run = _has_run or _is_used(stats)
+
+
+def _is_used(stats: Mapping[str, int]) -> bool:
+    return any(stats[name] for name in ("operations", "materializations", "live_handles"))
+
+
 def _look() -> None:
     session = _watched() if _watched is not None and _process == os.getpid() else None
-    if session is None or session.closed or os.environ.get("DJINN_RUN_AS"):
+    if session is None or session.closed or _has_run or os.environ.get("DJINN_RUN_AS"):
         # `djinn run` reports on its own.
         return
-    stats = session.stats()
-    if not any(stats[name] for name in ("operations", "materializations", "live_handles")):
+    if not _is_used(session.stats()):
         address = session.backend.address
         where = "an executor in this process" if address.startswith("local:") else address
         warnings.warn(

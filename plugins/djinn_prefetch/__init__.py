@@ -22,12 +22,12 @@ def djinn_add_settings(settings: Declarations) -> None:
     settings.add(PrefetchSettings)
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; outermost, since it answers without asking anybody."""
+    """Wrap the backend unless the settings say otherwise; inside of what answers without any executor."""
     limit_bytes = context.settings(PrefetchSettings).prefetch_bytes
     if not limit_bytes:
         return None
     from djinn_prefetch.backend import open_prefetching
 
-    return lambda opens: partial(open_prefetching, opens, limit_bytes)
+    return lambda opens: partial(open_prefetching, opens, context.numbers, limit_bytes)

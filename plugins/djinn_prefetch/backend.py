@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 import attrs
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
+from djinn_lib_trace.callers import program_frame
+from djinn_lib_trace.waits import ledger_of
 
 from djinn.errors import DjinnError
 from djinn.ir.program import ProgramLayout
@@ -17,7 +21,8 @@ from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot
 from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
 from djinn.record.tensor import LazyTensor
-from djinn_prefetch.callers import Place, ReadAhead, read_ahead
+from djinn_prefetch.callers import ReadAhead, read_ahead
+from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of
 from djinn_prefetch.fetched import FetchedValues, Key, is_plain_view, key_of
 
 __all__ = ("PrefetchingBackend", "open_prefetching")
@@ -40,12 +45,14 @@ class _Pause:
 class PrefetchingBackend(BackendWrapper):
     """Fetches, with a value, those that its caller will ask for next, and caches them until they are asked for.
 
-    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then.
+    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then. Values that
+    are computed in advance have rules of their own: see `Continuations`.
 
     Args:
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to; identifies the session's tensors.
+        numbers: Gives numbers to values.
         limit_bytes: Size of the cache.
 
     Concurrency:
@@ -55,12 +62,17 @@ class PrefetchingBackend(BackendWrapper):
         session.prefetch_exact
     """
 
-    def __init__(self, plain: Backend, tape: Tape, released: deque[int], limit_bytes: int) -> None:
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int], numbers: Iterator[int],
+                 limit_bytes: int) -> None:
         super().__init__(plain)
         self._tape = tape
         self._released = released
         self._limit_bytes = limit_bytes
+        self._ledger = ledger_of(tape)
         self._cache = FetchedValues()
+        self._continuations = Continuations(numbers)
+        self._foreseen = 0
+        """Nodes on or off the tape that the program has not recorded."""
         self._last: tuple[Place, Key] | None = None
         self._pauses: dict[Place, _Pause] = {}
         self._fetched = 0
@@ -68,26 +80,36 @@ class PrefetchingBackend(BackendWrapper):
         """The place for which the cache was filled, if it was not certain to be used."""
         self._has_failed = False
         """Whether an operation has failed: values may be lost whose loss was reported already."""
-        self._unheard: deque[Exception] = deque()
+        self._unheard: Exception | None = None
+        """A failure that occurred while only this layer asked."""
+
+    @property
+    def nodes_taken(self) -> int:
+        """Nodes that were taken off the tape, of those that the program recorded."""
+        return self.plain.nodes_taken - self._foreseen
+
+    @nodes_taken.setter
+    def nodes_taken(self, count: int) -> None:
+        self.plain.nodes_taken = count + self._foreseen
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Fetch values, or take them from the cache."""
-        if self._unheard:
-            raise self._unheard.popleft()
-        if self._cache and not all(map(is_plain_view, tuple(self._tape.nodes))):
+        if self._unheard is not None:
+            failure, self._unheard = self._unheard, None
+            raise failure
+        pending = tuple(self._tape.nodes)
+        if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
-        is_at_rest = len(slots) == 1 and not self._is_computed_now(slots[0])
-        ask = read_ahead(slots[0], self._last, self._is_dull) if is_at_rest else None
-        if ask is None:
-            self._drop()
+        caller = program_frame()
+        if caller is None or len(slots) != 1:
+            self._changed()
             return self._asked(lambda: self.plain.fetch(slots, whole=whole))
-        self._last = ask.place, ask.key
-        if ask.key in self._cache:
-            value = self._cache.use(ask.key)
-            if not self._cache:
-                self._noted(ask.place, useful=True)
-            return [value]
-        return self._fetch_with_next(slots[0], ask, whole=whole)
+        place = place_of(caller)
+        expected = self._continuations.answer(place, slots[0], pending, self.nodes_taken)
+        if expected is not None:
+            return [expected.value]
+        with self._ledger.waiting(caller):
+            return self._fetch_one(slots[0], caller, place, pending, whole=whole)
 
     def flush(self) -> None:
         """Send everything pending; the cache stays valid if there are only views."""
@@ -96,19 +118,21 @@ class PrefetchingBackend(BackendWrapper):
         if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
         self.plain.flush()
+        self._continuations.sent(pending, before, self.nodes_taken)
         if self.nodes_taken - before != len(pending):
             self._drop()
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
-        self._drop()
+        self._changed()
         return self._asked(lambda: self.plain.describe(slots))
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
-        self._drop()
-        if self._unheard:
-            raise self._unheard.popleft()
+        self._changed()
+        if self._unheard is not None:
+            failure, self._unheard = self._unheard, None
+            raise failure
         self._asked(self.plain.synchronize)
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
@@ -118,29 +142,32 @@ class PrefetchingBackend(BackendWrapper):
 
     def seed(self, seed: int) -> None:
         """Seed the random numbers, after everything pending."""
-        self._drop()
+        self._changed()
         self.plain.seed(seed)
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a segment again that was recorded before."""
-        self._drop()
+        self._changed()
         self.plain.run(nodes, released, layout)
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
         """Drop the caches of results, and use others."""
-        self._drop()
+        self._changed()
         self.plain.use_cache(open_cache)
 
     def cancel(self) -> None:
         """Cancel the submitted work that has not begun: values may be lost without another report."""
-        self._drop()
+        self._changed()
         self._has_failed = True
         self.plain.cancel()
 
     def stats(self) -> Mapping[str, int]:
         """Return the counters, and those of values fetched in advance."""
-        return {**self.plain.stats(), "prefetched": self._cache.fetched, "prefetched_bytes": self._cache.fetched_bytes,
-                "prefetched_unused": self._cache.unused, "prefetched_unused_bytes": self._cache.unused_bytes}
+        at_rest, foreseen = self._cache, self._continuations
+        return {**self.plain.stats(), "prefetched": at_rest.fetched + foreseen.fetched,
+                "prefetched_bytes": at_rest.fetched_bytes + foreseen.fetched_bytes,
+                "prefetched_unused": at_rest.unused + foreseen.unused,
+                "prefetched_unused_bytes": at_rest.unused_bytes + foreseen.unused_bytes}
 
     def close(self) -> None:
         """Close the connections."""
@@ -152,17 +179,31 @@ class PrefetchingBackend(BackendWrapper):
         last = nodes[-1] if nodes else None
         return last is not None and slot in last.outputs and not is_plain_view(last)
 
-    def _fetch_with_next(self, slot: Slot, ask: ReadAhead, *, whole: bool) -> list[Any]:
-        pending = tuple(self._tape.nodes)
+    def _fetch_one(self, slot: Slot, caller: FrameType, place: Place, pending: Sequence[Node], *,
+                   whole: bool) -> list[Any]:
+        is_at_rest = not self._is_computed_now(slot)
+        ask = read_ahead(slot, caller, place, self._last, self._is_dull) if is_at_rest else None
+        if ask is None:
+            self._drop()
+            return self._fetch_with_foreseen(slot, place, pending, (), whole=whole)
+        self._last = place, ask.key
+        if ask.key in self._cache:
+            value = self._cache.use(ask.key)
+            if not self._cache:
+                self._noted(place, useful=True)
+            return [value]
+        return self._fetch_with_next(slot, ask, pending, whole=whole)
+
+    def _fetch_with_next(self, slot: Slot, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> list[Any]:
         before = self.nodes_taken
         next_slots, keys, uses = self._next(ask, pending, whole=whole)
         if not keys:
             self._noted(ask.place, useful=False)
         if self._has_failed:
-            values = self._asked(lambda: self.plain.fetch([slot], whole=whole))
-            more = self._fetch_cautiously(next_slots)
+            values = self._fetch_with_foreseen(slot, ask.place, pending, (), whole=whole)
+            more = [] if self._tape.nodes else self._fetch_cautiously(next_slots)
         else:
-            answer = self._asked(lambda: self.plain.fetch([slot, *next_slots], whole=whole))
+            answer = self._fetch_with_foreseen(slot, ask.place, pending, next_slots, whole=whole)
             values, more = answer[:1], answer[1:]
         if self._cache and self.nodes_taken - before != len(pending):
             self._drop()
@@ -170,6 +211,45 @@ class PrefetchingBackend(BackendWrapper):
             self._cache.keep(keys, more, uses)
             self._fetched_at, self._fetched = None if ask.is_certain else ask.place, len(more)
         return values
+
+    def _fetch_with_foreseen(self, slot: Slot, place: Place, pending: Sequence[Node], more: Sequence[Slot], *,
+                             whole: bool) -> list[Any]:
+        """Fetch values, and those that the program asked for next when it last was here."""
+        slots, before = [slot, *more], self.nodes_taken
+        if not whole:
+            self._continuations.forget()
+            return self._asked(lambda: self.plain.fetch(slots, whole=False))
+        foreseen = self._continuations.foresee(place, slot, pending, before)
+        wanted = [one.wanted for one in foreseen]
+        if self._has_failed:
+            answer = self._asked(lambda: self.plain.fetch(slots, whole=True))
+            if wanted and not self._tape.nodes:
+                with self._added(foreseen):
+                    answer += self._fetch_cautiously(wanted)
+        else:
+            with self._added(foreseen):
+                answer = self._asked(lambda: self.plain.fetch([*slots, *wanted], whole=True))
+        arrived = answer[len(slots):]
+        self._continuations.arrived(foreseen[:len(arrived)], arrived, self.nodes_taken,
+                                    is_exact=self.nodes_taken - before == len(pending))
+        return answer[:len(slots)]
+
+    @contextmanager
+    def _added(self, foreseen: Sequence[ForeseenValue]) -> Iterator[None]:
+        """Let operations be on the tape while it is sent; their results are released then."""
+        nodes = [node for one in foreseen for node in one.nodes]
+        self._tape.nodes.extend(nodes)
+        self._foreseen += len(nodes)
+        try:
+            yield
+        finally:
+            for node in nodes:
+                if node in self._tape.nodes:
+                    # The tape was not taken: it cannot be sent.
+                    self._tape.nodes.remove(node)
+                    self._foreseen -= 1
+                else:
+                    self._released.extend(slot.number for slot in node.outputs)
 
     def _next(self, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> tuple[list[Slot], list[Key], list[int]]:
         """Choose the values that are fetched with another."""
@@ -197,7 +277,7 @@ class PrefetchingBackend(BackendWrapper):
 
     def _fetch_cautiously(self, slots: Sequence[Slot]) -> list[Any]:
         """Fetch values separately, some of which may be lost; their loss has been reported before."""
-        if not slots or self._tape.nodes:
+        if not slots:
             return []
         before = self.nodes_taken
         try:
@@ -206,20 +286,25 @@ class PrefetchingBackend(BackendWrapper):
             raise
         except Exception as failure:  # noqa: BLE001  # of an operation; raised again at the next wait if it is news
             if self.nodes_taken != before:
-                # Another thread recorded what has failed now: nobody has heard of it.
-                self._unheard.append(failure)
+                # Another thread recorded what has failed now: nobody has heard of it. Its frames hold tensors.
+                self._unheard = failure.with_traceback(None)
             return []
 
     def _asked(self, ask: Callable[[], _T]) -> _T:
         try:
             return ask()
         except DjinnError:
-            self._drop()
+            self._changed()
             raise
         except Exception:
-            self._drop()
+            self._changed()
             self._has_failed = True
             raise
+
+    def _changed(self) -> None:
+        """Drop everything fetched in advance, after an event that the tape does not show."""
+        self._drop()
+        self._continuations.forget()
 
     def _drop(self) -> None:
         if not self._cache:
@@ -252,9 +337,9 @@ class PlacingPrefetchingBackend(PrefetchingBackend, PlacingWrapper):
     """The same for several executors."""
 
 
-def open_prefetching(opens: OpenBackend, limit_bytes: int, connections: Sequence[Connection], tape: Tape,
-                     released: deque[int]) -> Backend:
+def open_prefetching(opens: OpenBackend, numbers: Iterator[int], limit_bytes: int, connections: Sequence[Connection],
+                     tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
     plain = opens(connections, tape, released)
     kind = PlacingPrefetchingBackend if isinstance(plain, SupportsPlacement) else PrefetchingBackend
-    return kind(plain, tape, released, limit_bytes)
+    return kind(plain, tape, released, numbers, limit_bytes)

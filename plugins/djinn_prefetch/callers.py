@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -23,9 +24,10 @@ import torch
 
 from djinn.ir.value import Slot
 from djinn.record.tensor import LazyTensor
+from djinn_prefetch.continuations import Place
 from djinn_prefetch.fetched import Key, key_of
 
-__all__ = ("Place", "ReadAhead", "read_ahead")
+__all__ = ("ReadAhead", "read_ahead")
 
 MAX_FRAMES = 60
 """Callers that are looked at."""
@@ -39,13 +41,8 @@ _APPLY = torch.nn.Module._apply.__code__
 _NONE: dict[str, Any] = {}
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(_NONE.values())), type(iter(_NONE.items())),
               type(iter(OrderedDict(_NONE).items())))
-_OWN = ("djinn", "djinn_host_interop", "djinn_interceptor_device", "djinn_lib_schedule", "djinn_prefetch")
-"""Packages on djinn's way from a call to a wait."""
 _KEEPS_LOCALS = sys.version_info < (3, 13)
 """Whether looking at a caller's variables keeps their values alive until it returns."""
-
-Place = tuple[ref[CodeType], int]
-"""A place in a program: code, and the position in it. Compilers free what belongs to code once the code is gone."""
 
 
 @attrs.frozen(eq=False)
@@ -65,27 +62,25 @@ class ReadAhead:
     is_certain: bool
 
 
-def read_ahead(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Place], bool]) -> ReadAhead | None:
+def read_ahead(slot: Slot, caller: FrameType, place: Place, last: tuple[Place, Key] | None,
+               is_dull: Callable[[Place], bool]) -> ReadAhead | None:
     """Look at the callers of this function.
 
     Args:
         slot: The value that is asked for.
+        caller: The innermost of them outside djinn.
+        place: Where that is.
         last: The value that was asked for before, and where.
         is_dull: Says of a place whether looking at its callers has been in vain.
 
     Returns:
         What they will ask for; ``None`` if nobody can tell.
     """
-    asked: LazyTensor | None = None
-    frames = _callers()
-    for frame in frames:
-        if not _is_own(frame):
-            break
-        asked = asked if asked is not None else _find(frame, slot)
-    else:
+    if is_dull(place):
         return None
-    place = ref(frame.f_code), frame.f_lasti
-    if asked is None or is_dull(place):
+    own = takewhile(lambda frame: frame is not caller, _callers(sys._getframe(1)))
+    asked = next((tensor for frame in own if (tensor := _find(frame, slot)) is not None), None)
+    if asked is None:
         return None
     key = key_of(asked)
     before = last[1] if last is not None and last[0] == place else None
@@ -93,7 +88,7 @@ def read_ahead(slot: Slot, last: tuple[Place, Key] | None, is_dull: Callable[[Pl
     iterated: list[LazyTensor] = []
     following: Sequence[LazyTensor] = ()
     loops = False
-    for each in (frame, *frames):
+    for each in _callers(caller):
         loops = loops or _is_looping(each.f_code, each.f_lasti)
         if each.f_code is _APPLY or _name(each).startswith(_WHOLE):
             certain = next(_with(key, each, applies=each.f_code is _APPLY), certain)
@@ -110,8 +105,8 @@ def _longest(one: Sequence[LazyTensor], other: Sequence[LazyTensor]) -> Sequence
     return one if len(one) >= len(other) else other
 
 
-def _callers() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(2)
+def _callers(innermost: FrameType) -> Iterator[FrameType]:
+    frame: FrameType | None = innermost
     for _ in range(MAX_FRAMES):
         if frame is None:
             return
@@ -121,11 +116,6 @@ def _callers() -> Iterator[FrameType]:
 
 def _name(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))
-
-
-def _is_own(frame: FrameType) -> bool:
-    """Whether a frame belongs to djinn's way from the call to the wait."""
-    return _name(frame).partition(".")[0] in _OWN
 
 
 def _locals(frame: FrameType) -> list[Any]:

@@ -342,6 +342,8 @@ class Server:
             place.mark = mark_of(session, key_digest, hello.owner)
             service = SessionService(self._executor, travels=True, contents=contents, post=post, allowance=allowance,
                                      watch=self._watch(), turns=place, manager=self._manager)
+            if hello.takes_early and steady.lease_s and self._looks_ahead:
+                service.answer_early(steady)
             self.sessions.add(HeldSession(session, key_digest, steady, service, post, place, mailbox))
             try:
                 self._answer_all(steady, service, allowance, meter, place)
@@ -437,7 +439,7 @@ def _answer_next(channel: ResumableChannel, service: SessionService, allowance: 
     place.received(message)
     skipped = service.skipped
     try:
-        result, data = service.handle(message, tensors, channel.stop)
+        result, data = service.handle(message, tensors, channel.stop, sequence)
         allowance.settle(service.live_handles)
         outcome = "lost"
         if message.wants_reply:

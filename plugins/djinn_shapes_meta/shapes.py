@@ -10,6 +10,7 @@ import torch
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec
+from djinn_shapes_meta import without_dynamo
 from djinn_shapes_meta.layouts import corrected
 from djinn_shapes_meta.refusals import decided_by_numbers, is_refused
 from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
@@ -29,6 +30,9 @@ class MetaShapes:
     """
 
     name = "meta"
+
+    def __init__(self) -> None:
+        without_dynamo.spare()
 
     def depends_on_numbers(self, operator: torch._ops.OpOverload) -> bool:
         """Whether a floating-point argument can change the result's metadata, or let eager refuse the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from djinn_transport_tcp.early import EarlyReplies
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.stream import FrameStream
 
@@ -21,6 +22,17 @@ class ByteCounts:
         self._outbox = outbox
         self._past_bytes = (0, 0)
         self._left: FrameStream | None = None
+        self._early = EarlyReplies()
+
+    @property
+    def answered_early(self) -> int:
+        """Requests that the server answered before it received them."""
+        return self._early.used
+
+    @property
+    def round_trips(self) -> int:
+        """How many answers were awaited beside requests: fewer than none, since some requests need not wait."""
+        return -self._early.used
 
     @property
     def bytes_sent(self) -> int:

@@ -66,7 +66,8 @@ def reach(
     Raises:
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
     """
-    wish = wish or Wish(options.settings(ResumeSettings).resume)
+    resuming = options.settings(ResumeSettings)
+    wish = wish or Wish(resuming.resume, takes_early=resuming.resume and resuming.early_answers)
     pauses_s = iter(PAUSES_S)
     while True:
         try:

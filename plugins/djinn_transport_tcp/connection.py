@@ -125,6 +125,7 @@ class SocketConnection(ByteCounts):
         if self._resuming.resume and self.welcome.resume:
             self._again, self._options = again, options
             self._end = ClientEnd(self._sequence, self._resuming.resume_bytes, self._copies.release)
+            self._early.accept(wanted=self._resuming.early_answers)
             watch(self)
 
     @property
@@ -278,6 +279,9 @@ class SocketConnection(ByteCounts):
     def _awaited(self) -> tuple[Result, list[torch.Tensor]]:
         """Wait for the last outstanding answer, on this connection or the next."""
         while True:
+            if (early := self._early.answer(self._owed, self._end)) is not None:
+                self._owed = 0
+                return early
             answered = self._heard()
             if answered is not None:
                 if not self._owed:
@@ -299,6 +303,9 @@ class SocketConnection(ByteCounts):
             return None
         if not isinstance(message, Result):
             raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
+        if message.assumes:
+            self._early.arrived(sequence, message, data, self._end.answered)
+            return None
         if self._again is None:
             if sequence != self._sequence:
                 raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
@@ -326,6 +333,7 @@ class SocketConnection(ByteCounts):
         self._sequence += 1
         if batch.wants_reply:
             self._owed = self._sequence
+        self._early.sent(self._sequence, batch, views[0])
         if self._again is None:
             return views, True
         size_bytes = len(views[0])

@@ -28,13 +28,14 @@ class Wish:
     """The part of a greeting that concerns resuming sessions.
 
     Attributes:
-        resumes, resume, answered, cancelled: See `djinn.wire.messages.Hello`.
+        resumes, resume, answered, cancelled, takes_early: See `djinn.wire.messages.Hello`.
     """
 
     resumes: bool = False
     resume: bytes = b""
     answered: int = 0
     cancelled: int = 0
+    takes_early: bool = False
 
 
 def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
@@ -42,7 +43,7 @@ def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,
-        wish.cancelled)
+        wish.cancelled, wish.takes_early)
 
 
 def welcomed(

@@ -339,6 +339,10 @@ class SocketChannel:
         """Whether `receive` can start reading a message at once."""
         return self._frames.stream.is_ready()
 
+    def is_writable(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+        return self._frames.stream.is_writable()
+
     def is_gone(self) -> bool:
         """Whether the other side sends nothing more; earlier data may still be unread."""
         return self._frames.stream.is_gone()

@@ -285,6 +285,14 @@ class ByteStream:
             # The next read shows the error.
             return True
 
+    def is_writable(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+        try:
+            return not self._closed and _is_ready(self._socket, to_write=True)
+        except (OSError, ValueError):
+            # The next message shows the error.
+            return False
+
     def is_gone(self) -> bool:
         """Whether the other side sends nothing more; earlier data may still be unread."""
         if self._closed:

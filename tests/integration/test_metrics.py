@@ -268,6 +268,7 @@ def test_status_says_whether_sessions_can_begin(start_server: Any) -> None:
     assert re.fullmatch(r"1 worker, [01] sessions?, [\d.]+ MiB held, \d+ requests?", lines["tenant (everybody)"])
     greeted = run_djinn("status", "--connect", server.address, DJINN_TOKEN="secret").stdout
     assert re.search(r"(?m)^now\t\d+ sessions?, [\d.]+ MiB held$", greeted), greeted
+    assert re.search(r"(?m)^device\tcpu \(\S.*, [\d.]+ of [\d.]+ GiB free\)$", greeted), greeted
     refused = run_djinn("status", "--connect", server.address)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "token is missing" in refused.stderr

@@ -25,7 +25,8 @@ DEVICE = "remote_accelerator:0"
 @pytest.fixture(params=["in process", "served"])
 def _somewhere(request: pytest.FixtureRequest) -> Iterator[None]:
     address = request.getfixturevalue("server").address if request.param == "served" else None
-    djinn.init(server=address)
+    # A loop that a server runs ahead of does not wait.
+    djinn.init(server=address, early_answers=False)
     yield
     djinn.init()
 
@@ -132,3 +133,7 @@ def test_a_program_that_uses_no_session_that_it_began_is_told(server: Any) -> No
 
 def test_a_program_that_uses_its_session_is_told_nothing() -> None:
     assert _run("import torch, djinn; torch.ones(2, device='remote_accelerator:0').sum().item()") == ""
+
+
+def test_a_program_that_used_another_session_before_is_told_nothing() -> None:
+    assert _run("import torch, djinn; torch.ones(2, device='remote_accelerator:0').sum().item(); djinn.init()") == ""

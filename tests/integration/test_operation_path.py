@@ -66,6 +66,7 @@ def test_a_product_enters_no_file_twice(needs_gradient: bool, path: list[str], i
             x @ w
         entered = files_entered(lambda: x @ w)
     assert len(set(entered)) == len(entered), entered
-    assert [file for file in entered if file in path] == path
+    # A known product without gradients is recorded by the tensor's method.
+    assert [file for file in entered if file in path] == path[0 if needs_gradient or not is_known else -1:]
     if is_known:
         assert not set(entered) & {"djinn/record/call_plans.py", "djinn/session/session.py"}

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.device_report import DeviceProperties, device_of, facts_of_device
+from djinn_lib_service.device_report import DeviceProperties, device_of, facts_of_device, summary_of
 from djinn_lib_service.frames import decode_header
 from djinn_transport_tcp.greeting import welcomed
 
@@ -31,6 +31,12 @@ def test_an_executor_is_described_as_it_describes_itself() -> None:
     assert 0 < found.free_bytes <= found.total_bytes
     assert not found.attention
     assert not found.cudnn
+
+
+def test_a_summary_names_the_model_and_its_memory() -> None:
+    told = DeviceProperties("cuda", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 10 * 2**30, 16, 9, 0, free_bytes=2**32)
+    assert summary_of(told) == "NVIDIA H100 80GB HBM3 MIG 1g.10gb, 4.0 of 10.0 GiB free, compute capability 9.0"
+    assert summary_of(DeviceProperties("x", "x:0")) == "x:0"
 
 
 def test_without_a_description_the_name_of_the_device_tells_its_kind() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.wire.messages import Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
+from djinn.wire.messages import GENERATOR_HANDLE, Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
 from djinn.wire.tensors import header_of
 
 TENSOR, NUMBER = TensorArgument(), NumberArgument()
@@ -31,8 +31,16 @@ def one_step(operator: torch._ops.OpOverload, arguments: tuple[object, ...], res
                    tuple(range(results)))
 
 
+def filled() -> Program:
+    """Return a program that writes to a tensor that it makes."""
+    calls = (aten.zeros_like.default, (TENSOR,)), (aten.fill_.Scalar, (TENSOR, NUMBER))
+    templates = tuple(Template(facts_of(operator).name, facts_of(operator).digest, arguments)
+                      for operator, arguments in calls)
+    return Program(templates, (Step(0, (-1,), 1), Step(1, (0,), 0)), 1, (0,))
+
+
 aten = torch.ops.aten
-ADD, WRITE, DRAW, MULTIPLY, NORM, ATTEND = 1, 2, 3, 4, 5, 6
+ADD, WRITE, DRAW, MULTIPLY, NORM, ATTEND, FILL = 1, 2, 3, 4, 5, 6, 7
 PROGRAMS = {
     ADD: one_step(aten.add.Tensor, (TENSOR, TENSOR)),
     WRITE: one_step(aten.add_.Tensor, (TENSOR, TENSOR), results=0),
@@ -43,6 +51,7 @@ PROGRAMS = {
         NUMBER), results=3),
     ATTEND: one_step(aten._scaled_dot_product_flash_attention_for_cpu.default, (TENSOR, TENSOR, TENSOR, NUMBER),
                      results=2),
+    FILL: filled(),
 }
 DEFINITIONS = [Define(number, body) for number, body in PROGRAMS.items()]
 
@@ -140,9 +149,9 @@ def test_what_has_read_a_value_that_is_gone_is_dropped(side: Side) -> None:
 
 
 @pytest.mark.parametrize(("program", "inputs", "numbers", "results"), [
-    (WRITE, (1, 2), [], 0), (DRAW, (1,), [], 1), (NORM, (3, 1, 2), [0.1, 1e-5], 3),
+    (WRITE, (1, 2), [], 0), (NORM, (3, 1, 2), [0.1, 1e-5], 3),
 ])
-def test_what_writes_or_draws_is_never_run_ahead(
+def test_what_writes_is_never_run_ahead(
     side: Side, program: int, inputs: tuple[int, ...], numbers: list[float], results: int
 ) -> None:
     side.upload(2, torch.ones(4))
@@ -152,7 +161,31 @@ def test_what_writes_or_draws_is_never_run_ahead(
     assert side.went_ahead == 0
 
 
-def test_whether_attention_is_run_ahead_is_a_matter_of_dropout(side: Side) -> None:
+def test_what_writes_only_to_its_own_results_is_run_ahead(side: Side) -> None:
+    for count in range(12):
+        side.ask([Run(FILL, (1,), [2.5], (100 + count,))])
+    assert side.went_ahead
+    assert side.ask([], fetch=(111,))[1][0].tolist() == [2.5] * 4
+
+
+def test_what_draws_is_run_ahead_and_undone(side: Side) -> None:
+    plain = Side(looks_ahead=False)
+    plain.upload(1, torch.ones(4))
+    outcomes = []
+    for one in (side, plain):
+        one.ask([Seed(5)])
+        for count in range(8):
+            one.ask([Run(DRAW, (1,), [], (100 + count,))])
+        [state] = one.ask([], fetch=(GENERATOR_HANDLE,))[1]
+        one.ask([Run(ADD, (1, 1), [], (200,))])
+        one.ask([Run(DRAW, (1,), [], (201,))])
+        outcomes.append([state, *one.ask([], fetch=(107, 201))[1], *one.ask([], fetch=(GENERATOR_HANDLE,))[1]])
+    assert side.went_ahead
+    assert side.service.runs_ahead[1], "a run that was not asked for"
+    assert all(map(torch.equal, *outcomes))
+
+
+def test_attention_with_dropout_is_refused_by_its_kernel_ahead_as_ever(side: Side) -> None:
     side.upload(2, torch.randn(1, 1, 3, 4))
     for dropout, goes_ahead in ((0.5, False), (0.0, True)):
         for count in range(8):

@@ -205,6 +205,7 @@ def results() -> list[Case]:
             (Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4, 2),)), (half,))),
         Case("warnings", frame(Result((), warnings=(Warned("UserWarning", "degrees of freedom"), Warned("", ""))))),
         Case("run-time", frame(Result(run_ns=2**40))),
+        Case("early", frame(Result((Plain(value=True),), assumes=bytes(range(16)), since=3))),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
     ]

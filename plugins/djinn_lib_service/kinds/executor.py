@@ -233,6 +233,21 @@ class SupportsSpeculation(CompiledProgram, Protocol):
 
 
 @runtime_checkable
+class SupportsDrawingAhead(SupportsSpeculation, Protocol):
+    """Optional method of a `CompiledProgram` that may run before the client requests it, although it draws numbers.
+
+    The session restores the state of its random numbers if the client does not request the run after all.
+    """
+
+    def only_draws(self, numbers: Sequence[Any]) -> bool:
+        """Whether a run with these numbers has no effect except its results, and that it draws random numbers.
+
+        Laws:
+            executor.purity_true
+        """
+
+
+@runtime_checkable
 class SupportsCheckedCompile(Protocol):
     """Optional method of an `Executor` that checks calls before it makes them."""
 

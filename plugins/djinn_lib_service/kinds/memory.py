@@ -40,8 +40,8 @@ class RunsAhead(Protocol):
     def results(self) -> Iterator[Any]:
         """All of these results."""
 
-    def drop(self) -> None:
-        """Drop them."""
+    def shed(self) -> None:
+        """Drop those that nobody relies on."""
 
 
 class KeptUploads(Protocol):
@@ -221,7 +221,7 @@ class MemoryManager(Protocol):
 
         Args:
             random: The session's random numbers, for programs that are run again.
-            ahead: Results of runs ahead. They count against the limit, and may be dropped at any time.
+            ahead: Results of runs ahead. They count against the limit, and may be shed at any time.
             uploads: The session's kept uploads, if there are any.
 
         Concurrency:

@@ -131,26 +131,8 @@ def _used(tensor: torch.Tensor) -> Any:
 
 
 CLEARLY_REFUSED: dict[str, Callable[[], Any]] = {
-    "coo_moved": lambda: _sparse().to(DEVICE),
-    "csr_moved": lambda: _used(torch.eye(3).to_sparse_csr().to(DEVICE)),
-    "csr_read": lambda: torch.eye(3).to_sparse_csr().to(DEVICE).values(),
-    "csr_printed": lambda: repr(torch.eye(3).to_sparse_csr().to(DEVICE)),
     "coo_copied": lambda: _lazy().copy_(_sparse()),
-    "coo_met": lambda: torch.sparse.mm(_sparse(), _lazy()),
-    "to_sparse": lambda: _lazy().to_sparse(),
-    "to_sparse_csr": lambda: _lazy().to_sparse_csr(),
-    "to_sparse_csc": lambda: _lazy().to_sparse_csc(),
-    "to_sparse_bsr": lambda: _lazy().to_sparse_bsr((1, 1)),
-    "coo_made": lambda: torch.sparse_coo_tensor(torch.tensor([[0], [1]], device=DEVICE), torch.ones(1, device=DEVICE),
-        (2, 2)),
-    "coo_made_here": lambda: torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), (2, 2), device=DEVICE),
-    "csr_made": lambda: torch.sparse_csr_tensor(torch.tensor([0, 1], device=DEVICE), torch.tensor([0], device=DEVICE),
-                                                torch.ones(1, device=DEVICE), (1, 1)),
-    "coo_empty": lambda: torch.empty(2, 2, layout=torch.sparse_coo, device=DEVICE),
-    "coo_zeros": lambda: torch.zeros(2, 2, layout=torch.sparse_coo, device=DEVICE),
-    "sparse_embedding": lambda: torch.nn.functional.embedding(
-        torch.tensor([0], device=DEVICE), torch.ones(2, 2, device=DEVICE, requires_grad=True),
-        sparse=True).sum().backward(),
+    "coo_selected": lambda: _lazy().to_sparse().index_select(0, torch.tensor([0], device=DEVICE)),
     "nested_moved": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).to(DEVICE),
     "nested_made": lambda: _used(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=DEVICE)),
     "nested_of_lazy": lambda: torch.nested.as_nested_tensor([_lazy()[0], _lazy()[1, :2]]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.mutants.planting import mutant
+from support.mutants.planting import SERVED, mutant
 
 _WRITES = "add_.Tensor mul_.Scalar copy_ zero_ add.Tensor view select.int transpose.int"
 _AGAIN = "create:* view:* write:* compute:*"
@@ -109,10 +109,19 @@ MUTANTS = (
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Values that are fetched in advance.
     mutant("written-and-still-prefetched", "session.prefetch_exact", "djinn_prefetch.backend:PrefetchingBackend.fetch",
-           "if self._cache and not all(map(is_plain_view, tuple(self._tape.nodes))):", "if False:",
+           "if self._cache and not all(map(is_plain_view, pending)):", "if False:",
            within="create:* view:* write:*"),
     mutant("sent-and-still-prefetched", "session.prefetch_exact", "djinn_prefetch.backend:PrefetchingBackend.flush",
            "if self._cache and not all(map(is_plain_view, pending)):", "if False:", within="create:* view:* write:*"),
+    mutant("written-and-still-foreseen", "session.prefetch_exact",
+           "djinn_prefetch.continuations:Continuations.answer", "needed_for(between, (slot,))",
+           "[not node.signature.writes for node in between]", within="create:* view:* write:*"),
+    mutant("sent-and-still-foreseen", "session.prefetch_exact", "djinn_prefetch.continuations:Continuations.sent",
+           "self._since, self._taken = between, taken", "self._since, self._taken = [], taken",
+           within="create:* view:* write:*"),
+    mutant("foreseen-for-another", "session.prefetch_exact", "djinn_prefetch.continuations:_is_same",
+           "operand.number for operand in theirs.inputs]", "operand.number for operand in ours.inputs]",
+           within="create:* view:* write:*"),
     # Values that the client knows.
     mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
            "self._values.pop(number, None)", "pass"),
@@ -120,6 +129,9 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    # Early answers.
+    mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
+           "and digest_of_batches(batches) == result.assumes", "", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",

@@ -56,6 +56,9 @@ MUTANTS = (
            "False"),
     mutant("slice-from-beyond-its-end", "session.places_derived", "djinn_interceptor_device.derived_plans:_bounded",
            "max(place + extent if place < 0 else place, least)", "place + extent if place < 0 else place"),
+    mutant("integers-erased-that-decide", "session.places_derived",
+           "djinn_interceptor_device.derived_plans:erases_integers", "return binding.erases_floats and",
+           "return binding.erases_floats or"),
     # What a call gives back.
     mutant("destination-resized-there-only", "session.variants_equal", "djinn.record.recorder:Recorder.apply",
            "if plan.changes:", "if plan.changes and not kwargs:", within="add.out mul.out neg.out sum.IntList_out"),

@@ -1,0 +1,87 @@
+"""Methods of lazy tensors that Python calls directly.
+
+A method of a tensor subclass passes PyTorch's argument parser, which gathers the classes involved, only to call
+``__torch_function__``. For the most frequent methods, the class has Python methods instead that call it at once; and
+operators between two tensors, or a tensor and a number, look for their shortcut before that. With a function mode, or
+an argument that PyTorch itself would have to look at, they call PyTorch's method, so nobody can tell the difference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import EllipsisType, NoneType
+from typing import Any
+
+import torch
+
+from djinn.record.tensor import LazyTensor
+from djinn_interceptor_device import fast_path
+
+_OPERATORS = {"__add__": "add", "__sub__": "sub", "__mul__": "mul", "__truediv__": "div", "__matmul__": "matmul",
+              **{name: name for name in ("add", "sub", "mul", "div", "matmul", "mm")}}
+"""Methods with one argument that are mostly recorded by their shortcut, and the methods that PyTorch reports."""
+_VIEWS = (
+    "view reshape permute transpose unsqueeze squeeze expand contiguous flatten split chunk select narrow t".split())
+"""Methods with numbers as arguments."""
+_PLAIN = frozenset((int, bool, str, NoneType, tuple, list, torch.Size, torch.dtype, torch.memory_format))
+"""Classes of arguments that do not take part in choosing ``__torch_function__``."""
+_INDEX = frozenset((int, slice, NoneType, EllipsisType))
+"""Classes of indices, alone or in a tuple, for which the same is true."""
+
+_modes = torch._C._len_torch_function_stack
+_types = (LazyTensor,)
+_handle = LazyTensor.__torch_function__
+
+
+def install() -> None:
+    """Give lazy tensors the methods; once in a process."""
+    for name, reported in _OPERATORS.items():
+        setattr(LazyTensor, name, _operator(getattr(torch.Tensor, name), getattr(torch.Tensor, reported)))
+    for name in _VIEWS:
+        setattr(LazyTensor, name, _view(getattr(torch.Tensor, name)))
+    setattr(LazyTensor, "__getitem__", _getitem)  # noqa: B010  # the stub declares another type
+
+
+def _operator(plain: Callable[..., Any], reported: Callable[..., Any]) -> Callable[..., Any]:
+    recorded = fast_path.recorded
+
+    @functools.wraps(plain)
+    def method(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        if kwargs or len(args) != 1 or _modes():
+            return plain(self, *args, **kwargs)
+        other = args[0]
+        kind = type(other)
+        if (kind is not LazyTensor and kind is not float and kind is not int) or type(self) is not LazyTensor:
+            return plain(self, other)
+        made = recorded(reported, self, other)
+        return _handle(reported, _types, (self, other)) if made is None else made
+
+    return method
+
+
+def _view(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def method(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
+        if (
+            type(self) is not LazyTensor
+            or not _PLAIN.issuperset(map(type, args))
+            or (kwargs and not _PLAIN.issuperset(map(type, kwargs.values())))
+            or _modes()
+        ):
+            return plain(self, *args, **kwargs)
+        return _handle(plain, _types, (self, *args), kwargs)
+
+    return method
+
+
+_plain_getitem = torch.Tensor.__getitem__
+
+
+@functools.wraps(_plain_getitem)
+def _getitem(self: LazyTensor, index: Any) -> Any:
+    kind = type(index)
+    is_plain = _INDEX.issuperset(map(type, index)) if kind is tuple else kind in _INDEX
+    if not is_plain or type(self) is not LazyTensor or _modes():
+        return _plain_getitem(self, index)
+    return _handle(_plain_getitem, _types, (self, index))

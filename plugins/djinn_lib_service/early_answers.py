@@ -1,0 +1,288 @@
+"""Early answers: a server that runs ahead of a loop sends the values that the loop will fetch before it is asked.
+
+The server predicts the next batches of a client, to the byte, from batches that followed each other before. If all
+programs of such a batch have run ahead, it knows the answer, and sends it under the batch's number, with the digest of
+all batches that it assumes up to that one. The client uses the answer only if those that it has itself sent are the
+same: then the value is a function of its own messages. It sends every batch anyway, and the server makes the same
+comparison; so both know, without another message, whether a batch is answered. After the first batch that differs, all
+early answers are void on both sides.
+
+Nothing else changes: an answer that assumes anything else is ignored, and the client waits as it does without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import attrs
+import torch
+
+from djinn.errors import ProtocolError
+from djinn.ir.phase import ExecutionPhase
+from djinn.wire import messages
+from djinn.wire.messages import Batch, Item, Plain, Poisoned, Result, Run, RunDelta
+from djinn.wire.tensors import header_of
+from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, Speculator
+
+__all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
+
+MAX_EARLY = 64
+"""Most answers that may be early at once."""
+MAX_VALUE_BYTES = 4096
+"""Largest value that is sent early."""
+MAX_EARLY_BYTES = 64 * 1024
+"""Most bytes of such values that the client has not asked for yet."""
+MAX_BATCH_BYTES = 2048
+"""Batches longer than this are never predicted."""
+MAX_SENT = 512
+"""Batches that the client remembers to compare them."""
+_DIGEST_BYTES = 16
+_Place = tuple[int, int]
+_Form = tuple[tuple[int, ...], tuple[_Place, ...], ExecutionPhase | None]
+"""The form of a batch: its programs, the places of the values that it fetches (a run back from its end, and one of the
+results), and the phase that it announces.
+"""
+
+
+def digest_of_batches(encoded: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of encoded batches, in order."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for one in encoded:
+        digest.update(len(one).to_bytes(4, "little"))
+        digest.update(one)
+    return digest.digest()
+
+
+class EarlyInbox:
+    """The client's side: the batches that it sent, and the early answers that it received.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=MAX_SENT)
+        self._answers: OrderedDict[int, tuple[Result, list[torch.Tensor]]] = OrderedDict()
+
+    def sent(self, number: int, encoded: memoryview) -> None:
+        """Note a batch that is about to be sent."""
+        self._sent.append((number, bytes(encoded) if len(encoded) <= MAX_BATCH_BYTES else b""))
+
+    def arrived(self, number: int, result: Result, tensors: list[torch.Tensor], answered: int) -> None:
+        """Take in an early answer.
+
+        Args:
+            number: Number of its batch.
+            result: The answer.
+            tensors: Its tensors.
+            answered: Number of the last batch that was answered.
+
+        Raises:
+            ProtocolError: It is no early answer that a server may send.
+        """
+        if result.failures or result.timings or result.warnings or not result.items or any(
+                isinstance(item, Poisoned) for item in result.items):
+            raise ProtocolError("It answered a batch early with more than values.")
+        if sum(tensor.nbytes for tensor in tensors) > MAX_EARLY_BYTES or not result.since < number:
+            raise ProtocolError(f"It answered batch {number} early, after batch {result.since}, with too much.")
+        if number <= answered:
+            return
+        self._answers[number] = result, tensors
+        if len(self._answers) > MAX_EARLY:
+            raise ProtocolError(f"It answered more than {MAX_EARLY} batches early.")
+
+    def take(self, number: int, values: int) -> tuple[Result, list[torch.Tensor]] | None:
+        """Return the early answer to a batch that was sent, if it assumes exactly the batches that were sent.
+
+        Args:
+            number: Number of the batch.
+            values: How many values it asks for.
+        """
+        while self._answers and min(self._answers) < number:
+            del self._answers[min(self._answers)]
+        found = self._answers.get(number)
+        if found is None:
+            return None
+        result, tensors = found
+        batches = [encoded for sent, encoded in self._sent if result.since < sent <= number]
+        is_true = (len(batches) == number - result.since and all(batches) and len(result.items) == values
+                   and digest_of_batches(batches) == result.assumes)
+        del self._answers[number]
+        return (Result(result.items, run_ns=result.run_ns), tensors) if is_true else None
+
+
+class EarlyChannel(Protocol):
+    """What sends early answers to a client."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether a small message can be sent without waiting."""
+
+    def send_early(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> bool:
+        """Send an early answer; return whether it was sent."""
+
+
+@attrs.frozen
+class _Expected:
+    """A batch that is expected.
+
+    Attributes:
+        batch: The batch.
+        form: Its form.
+        answer: The answer that was sent, if it asks for something.
+        size_bytes: Bytes of the answer's values.
+    """
+
+    batch: Batch
+    form: _Form
+    answer: tuple[Result, list[torch.Tensor]] | None
+    size_bytes: int
+
+
+class EarlyAnswers:
+    """The server's side: predicts batches, and answers them.
+
+    Args:
+        ahead: The runs ahead.
+        channel: Sends answers.
+        value_of: Returns the value of a handle on the device; ``None`` if there is none.
+        read: Copies a tensor to the host; the result may share the tensor's memory.
+        is_quiet: Whether an answer would now contain nothing but values: no failures, warnings or timings.
+        take_run_ns: Returns how long programs ran since the last answer.
+
+    Attributes:
+        sent: Answers that were sent early.
+        used: Those of them that the client has asked for.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(
+        self, ahead: Speculator, channel: EarlyChannel, value_of: Callable[[int], Any],
+        read: Callable[[torch.Tensor], torch.Tensor], is_quiet: Callable[[], bool], take_run_ns: Callable[[], int],
+    ) -> None:
+        self._ahead = ahead
+        self._channel = channel
+        self._value_of = value_of
+        self._read = read
+        self._is_quiet = is_quiet
+        self._take_run_ns = take_run_ns
+        self._followers: dict[_Form, tuple[_Form, int]] = {}
+        self._last: _Form | None = None
+        self._received = 0
+        self._expected: deque[_Expected] = deque()
+        self.sent = self.used = 0
+        ahead.is_repeating = True
+
+    def begin(self, number: int, batch: Batch) -> tuple[Result, list[torch.Tensor]] | None:
+        """Compare a batch, before it is executed, with the expected one.
+
+        Returns:
+            The answer that it was given early, if it was.
+        """
+        self._received = number
+        if not self._expected:
+            return None
+        first = self._expected.popleft()
+        if batch != first.batch:
+            self._expected.clear()
+            self._ahead.pinned = 0
+            return None
+        self.used += first.answer is not None
+        return first.answer
+
+    def end(self, batch: Batch) -> None:
+        """Learn from a batch that was executed."""
+        form = self._form_of(batch)
+        if form is not None and self._last is not None:
+            follower, times = self._followers.get(self._last, (form, 0))
+            if follower == form:
+                times = min(times + 1, MOST_CONFIDENT)
+            elif times < 2 * CONFIDENT:
+                follower, times = form, 0
+            else:
+                times -= CONFIDENT
+            self._followers[self._last] = follower, times
+            if len(self._followers) > MAX_SENT:
+                self._followers.clear()
+        self._last = form
+
+    def give(self) -> None:
+        """Answer the batches early whose programs have all run ahead by now."""
+        while self._give_next():
+            pass
+
+    def _form_of(self, batch: Batch) -> _Form | None:
+        """Return the form of a batch; ``None`` if it contains more than runs."""
+        if batch.describe or batch.synchronize or batch.timed or batch.metered or batch.settled or not all(
+                isinstance(command, (Run, RunDelta)) for command in batch.commands):
+            return None
+        places = [self._ahead.place_of(handle) for handle in batch.fetch]
+        if None in places:
+            return None
+        programs = tuple([command.program for command in batch.commands if isinstance(command, (Run, RunDelta))])
+        return programs, tuple([place for place in places if place is not None]), batch.phase
+
+    def _give_next(self) -> bool:
+        """Predict one more batch, and answer it if it asks for something; return whether that was possible."""
+        last = self._expected[-1].form if self._expected else self._last
+        form, times = (None, 0) if last is None else self._followers.get(last, (None, 0))
+        covered = sum(len(expected.batch.commands) for expected in self._expected)
+        if form is None or times < CONFIDENT or covered != self._ahead.pinned or len(self._expected) >= MAX_EARLY:
+            return False
+        programs, places, phase = form
+        end = covered + len(programs)
+        runs = self._ahead.runs(covered, len(programs))
+        if tuple([ahead.run.program for ahead in runs]) != programs or not programs:
+            return False
+        found = [place for place in (self._ahead.output_at(*place, end) for place in places) if place is not None]
+        if len(found) < len(places):
+            return False
+        batch = Batch([RunDelta(program) for program in programs], fetch=tuple([handle for handle, _ in found]),
+                      phase=phase)
+        values = self._values(found)
+        if values is None:
+            return False
+        items, tensors = values
+        answer = self._send(batch, items, tensors) if places else None
+        if places and answer is None:
+            return False
+        self._expected.append(_Expected(batch, form, answer, sum(tensor.nbytes for tensor in tensors)))
+        self._ahead.pinned = end
+        return True
+
+    def _values(self, found: Sequence[tuple[int, Any]]) -> tuple[list[Item], list[torch.Tensor]] | None:
+        """Return values in the form of an answer; ``None`` if one is too large, or there is none."""
+        items: list[Item] = []
+        tensors: list[torch.Tensor] = []
+        for handle, ahead in found:
+            value = self._value_of(handle) if ahead is None else ahead
+            if value is None or isinstance(value, Poisoned):
+                return None
+            if isinstance(value, torch.Tensor):
+                if value.nbytes > MAX_VALUE_BYTES:
+                    return None
+                tensors.append(self._read(value).clone())
+                items.append(header_of(tensors[-1]))
+            else:
+                items.append(Plain(messages.to_wire(value)))
+        return items, tensors
+
+    def _send(
+        self, batch: Batch, items: Sequence[Item], tensors: list[torch.Tensor],
+    ) -> tuple[Result, list[torch.Tensor]] | None:
+        """Send the answer to a batch, unless it would contain more than values, or is too much."""
+        size_bytes = sum(expected.size_bytes for expected in self._expected) + sum(tensor.nbytes for tensor in tensors)
+        if size_bytes > MAX_EARLY_BYTES or not self._is_quiet() or not self._channel.is_clear:
+            return None
+        batches = [messages.encode(expected.batch) for expected in self._expected]
+        result = Result(tuple(items), run_ns=self._take_run_ns(),
+                        assumes=digest_of_batches([*batches, messages.encode(batch)]), since=self._received)
+        if not self._channel.send_early(self._received + len(batches) + 1, result, tensors):
+            return None
+        self.sent += 1
+        return result, tensors

@@ -1,0 +1,286 @@
+"""Operations on lazy sparse tensors: what metadata answers, what components answer, and what the executor runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from djinn.errors import UnsupportedTensorError
+from djinn.ir.schema import facts_of
+from djinn.record import devices
+from djinn.record.tensor import LazyTensor
+from djinn_lib_sparse.forms import (
+    LAYOUTS,
+    ConstantForm,
+    DenseForm,
+    Form,
+    ItemsForm,
+    NumberForm,
+    SparseCall,
+    SparseForm,
+    constant_form,
+    layout_name,
+    sequence_form,
+)
+from djinn_lib_sparse.operators import NAMESPACE, define
+from djinn_lib_sparse.rebuilding import components_of
+from djinn_lib_sparse.table import SparseOutcome, outcome_of
+from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, same_parts
+
+__all__ = ("run", "uploaded")
+
+aten = torch.ops.aten
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Carry out an operator with a sparse tensor on the device among its arguments, or among its results.
+
+    Raises:
+        UnsupportedTensorError: The operator has no remote form for sparse tensors.
+    """
+    handler = _HANDLERS.get(operator)
+    if handler is not None:
+        return handler(operator, args, kwargs)
+    facts = facts_of(operator)
+    name = facts.name.partition("::")[2]
+    writing = _FUNCTIONAL.get(name)
+    if writing is not None and isinstance(args[0], LazySparse):
+        return _replaced(args[0], run(writing, args, kwargs))
+    described = _Described()
+    call = described.call(operator, args, kwargs)
+    outcome = outcome_of(name, args, kwargs, described.sparse) if facts.name.startswith("aten::") else None
+    if outcome is None:
+        return operator.decompose(*args, **kwargs) if facts.is_composite else _refuse(facts.name)
+    return _recorded(outcome, call, described)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise UnsupportedTensorError(f"{name} on a sparse tensor has no remote form.",
+                                 hint="Convert it with to_dense(), or use .cpu() and run this part locally.")
+
+
+class _Described:
+    """The tensors and numbers of a call, in the order of its description."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Any] = []
+        self.numbers: list[Any] = []
+        self.sparse: list[tuple[str, bool]] = []
+
+    def call(self, operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SparseCall:
+        """Describe a call."""
+        return SparseCall(operator.name(), tuple(map(self._form, args)),
+                    {name: self._form(item) for name, item in kwargs.items() if item is not None})
+
+    def _form(self, item: Any) -> Form:
+        if isinstance(item, torch.Tensor) and item.layout is not torch.strided:
+            sparse = item if isinstance(item, LazySparse) else devices.current_session().mixer.upload(item)
+            self.tensors += sparse._parts
+            name = layout_name(sparse.layout)
+            self.sparse.append((name, sparse._is_unique))
+            return SparseForm(name, tuple(sparse.shape), name == "coo" and sparse._is_unique)
+        if isinstance(item, torch.Tensor):
+            session = devices.current_session()
+            self.tensors.append(item if isinstance(item, LazyTensor) else session.mixer.upload(item))
+            return DenseForm()
+        if isinstance(item, (list, tuple)):
+            items: Any = tuple(map(ConstantForm, item)) if sequence_form(item) else tuple(map(self._form, item))
+            return ItemsForm(items)
+        if isinstance(item, (int, float, complex)) and not isinstance(item, bool):
+            if type(item) is int:
+                return ConstantForm(item)
+            self.numbers.append(item)
+            return NumberForm()
+        return constant_form(item)
+
+
+def _recorded(outcome: SparseOutcome, call: SparseCall, described: _Described) -> Any:
+    define()
+    name = f"dynamic_{outcome.kind}" if outcome.is_dynamic else outcome.kind
+    operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+    dispatch = devices.current_session().dispatch
+    tensors, numbers = described.tensors, described.numbers
+    if outcome.kind == "write_":
+        return dispatch(operator, (call.encoded(), tensors[0], tensors[1:], numbers), {})
+    made = dispatch(operator, (call.encoded(), tensors, numbers), {})
+    if outcome.kind in ("dense", "pair"):
+        return made
+    *parts, told = made
+    _, layout, is_unique, *size = told.shape
+    return made_of(list(LAYOUTS.values())[layout], parts, size, is_unique=bool(is_unique))
+
+
+def uploaded(tensor: torch.Tensor, device: Any = None) -> LazySparse:
+    """Copy an ordinary sparse tensor to the device."""
+    session = devices.current_session()
+    if tensor.layout not in LAYOUTS.values():
+        _refuse(f"The layout {tensor.layout}")
+    target = None if device is None else devices.checked_device(device)
+    parts = [session.upload(part, target) for part in components_of(tensor.detach())]
+    is_unique = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+    return made_of(tensor.layout, parts, tensor.shape, is_unique=is_unique)
+
+
+def _replaced(target: LazySparse, made: LazySparse) -> LazySparse:
+    """Give a tensor the components of another one, as a write in place does."""
+    target._parts, target._is_unique = made._parts, made._is_unique
+    return target
+
+
+def _part(index: int, *, needs_unique: bool = False) -> Handler:
+    def handler(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        sparse = args[0]
+        if needs_unique and not sparse._is_unique:
+            name = operator.name().rpartition("::")[2]
+            raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
+        if len(sparse._parts) == 2 and "_indices" in operator.name()[6:] and operator.name() != "aten::_indices":
+            _refuse(operator.name())
+        return aten.detach.default(sparse._parts[index])
+
+    return handler
+
+
+def _compressed_part(index: int, *layouts: torch.layout) -> Handler:
+    def handler(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args[0].layout not in layouts:
+            raise RuntimeError(f"{operator.name().rpartition('::')[2]} expected sparse row or column compressed tensor "
+                               f"layout but got {args[0].layout}")
+        return aten.detach.default(args[0]._parts[index])
+
+    return handler
+
+
+def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    sparse, device = args[0], kwargs.get("device")
+    rest = {name: item for name, item in kwargs.items() if name not in ("device", "layout", "pin_memory")}
+    if kwargs.get("layout") not in (None, sparse.layout):
+        _refuse(f"Copying to the layout {kwargs['layout']}")
+    if not isinstance(sparse, LazySparse):
+        return uploaded(operator(sparse, **rest) if rest.get("dtype") not in (None, sparse.dtype) else sparse, device)
+    if device is not None and device.type != sparse.device.type:
+        return operator(at_home(sparse), **kwargs)
+    moved = {} if device is None else {"device": device}
+    *indices, values = sparse._parts
+    return made_of(sparse.layout, [*(aten._to_copy.default(part, **moved) for part in indices),
+                                   aten._to_copy.default(values, **moved, **rest)], sparse.shape,
+                   is_unique=sparse._is_unique)
+
+
+def _copy_(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    target, source = args[:2]
+    if not isinstance(target, LazySparse):
+        if isinstance(source, LazySparse) and target.device.type == "cpu":
+            return operator(target, at_home(source), *args[2:])
+        _refuse("copy_ of a sparse tensor into a dense one")
+    if target.layout is not source.layout:
+        _refuse(f"copy_ between {source.layout} and {target.layout}")
+    own = run(aten.clone.default, (source,), {}) if isinstance(source, LazySparse) else uploaded(source, target.device)
+    if own.dtype is not target.dtype:
+        own = _to_copy(aten._to_copy.default, (own,), {"dtype": target.dtype})
+    return _replaced(target, own)
+
+
+def _clone(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    sparse = args[0]
+    return made_of(sparse.layout, [aten.clone.default(part) for part in sparse._parts], sparse.shape,
+                   is_unique=sparse._is_unique)
+
+
+def _count(sparse: LazySparse) -> int:
+    return int(sparse._parts[-1].shape[0] if len(sparse._parts) == 2 else sparse._parts[1].shape[-1])
+
+
+def _sparse_dim(sparse: LazySparse) -> int:
+    return int(sparse._parts[0].shape[0]) if len(sparse._parts) == 2 else 2
+
+
+def _mark(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    args[0]._is_unique = bool(args[1])
+    return args[0]  # type: ignore[no-any-return]  # a LazySparse
+
+
+def _coo(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    _, _, size, indices, values = args
+    parts = [item if isinstance(item, LazyTensor) else devices.current_session().upload(item)
+             for item in (indices, values)]
+    return made_of(torch.sparse_coo, parts, size, is_unique=bool(kwargs.get("is_coalesced")))
+
+
+def _compressed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    *parts, size = args
+    session = devices.current_session()
+    parts = [item if isinstance(item, LazyTensor) else session.upload(item) for item in parts]
+    return made_of(kwargs["layout"], parts, size)
+
+
+def _empty(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    """Make a tensor without elements, as `torch.zeros` and `torch.empty` of sparse layouts do."""
+    given = {name: item for name, item in kwargs.items() if name in ("dtype", "layout")}
+    like = torch.empty(args[0], **given) if not isinstance(args[0], torch.Tensor) else torch.empty(
+        args[0].shape, dtype=given.get("dtype") or args[0].dtype, layout=given.get("layout") or args[0].layout)
+    return uploaded(like, kwargs.get("device"))
+
+
+def _alias(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
+    return same_parts(args[0])
+
+
+_FUNCTIONAL: Mapping[str, Any] = {
+    "mul_.Tensor": aten.mul.Tensor, "mul_.Scalar": aten.mul.Scalar, "div_.Tensor": aten.div.Tensor,
+    "div_.Scalar": aten.div.Scalar, "add_.Tensor": aten.add.Tensor, "sub_.Tensor": aten.sub.Tensor,
+    "neg_": aten.neg.default, "abs_": aten.abs.default, "zero_": aten.zeros_like.default,
+}
+"""Writes to sparse tensors, and the operators whose result takes the place of what is written."""
+_ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
+_HANDLERS: Mapping[Any, Handler] = {
+    aten._indices.default: _part(0),
+    aten._values.default: _part(-1),
+    aten.indices.default: _part(0, needs_unique=True),
+    aten.values.default: _part(-1, needs_unique=True),
+    aten.crow_indices.default: _compressed_part(0, *_ROWS),
+    aten.col_indices.default: _compressed_part(1, *_ROWS),
+    aten.ccol_indices.default: _compressed_part(0, *_COLUMNS),
+    aten.row_indices.default: _compressed_part(1, *_COLUMNS),
+    aten._nnz.default: lambda operator, args, kwargs: _count(args[0]),
+    **dict.fromkeys((aten.sparse_dim.default, aten._dimI.default),
+                    lambda operator, args, kwargs: _sparse_dim(args[0])),
+    **dict.fromkeys((aten.dense_dim.default, aten._dimV.default),
+                    lambda operator, args, kwargs: args[0].dim() - _sparse_dim(args[0])),
+    aten.is_coalesced.default: lambda operator, args, kwargs: args[0]._is_unique,
+    aten._coalesced_.default: _mark,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy_,
+    aten.clone.default: _clone,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default: _coo,
+    aten.sparse_compressed_tensor.comp_plain_value_size: _compressed,
+    **dict.fromkeys((aten.empty.memory_format, aten.zeros.default, aten.empty_like.default), _empty),
+    **dict.fromkeys((aten.detach.default, aten.alias.default, aten.lift_fresh.default), _alias),
+}
+
+
+def handlers() -> dict[Any, Callable[..., Any]]:
+    """Return handlers of operators that make sparse tensors of lazy ones, for the interceptor."""
+    makers = (aten._sparse_coo_tensor_with_dims_and_tensors.default,
+              aten.sparse_compressed_tensor.comp_plain_value_size, aten._to_sparse.default, aten._to_sparse.sparse_dim,
+              aten._to_sparse_csr.default, aten._to_sparse_csc.default, aten._to_sparse_bsr.default,
+              aten._to_sparse_bsc.default)
+    return dict.fromkeys(makers, lambda session, operator, args, kwargs: run(operator, args, kwargs))
+
+
+def register() -> list[torch.library.Library]:
+    """Register the kernels for sparse tensors; they are registered for the lifetime of the returned libraries."""
+    LazySparse._run = staticmethod(run)
+    library = torch.library.Library("aten", "IMPL")
+    for name, operator in (("empty.memory_format", aten.empty.memory_format), ("zeros", aten.zeros.default),
+                           ("_to_copy", aten._to_copy.default)):
+        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+            library.impl(name, partial(_entered, operator), key)
+    return [library]
+
+
+def _entered(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    return run(operator, args, kwargs)

@@ -1,0 +1,202 @@
+"""Values requested at several places one after another come in one round trip: counted, over a guarded server."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+import djinn
+
+pytestmark = pytest.mark.usefixtures("on_a_server")
+DEVICE = "remote_accelerator:0"
+ROUNDS = 8
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    # A server that answers before it is asked would hide what is counted here.
+    djinn.init(early_answers=False)
+
+
+def _trips_of_rounds(ask: Callable[[int], Any], rounds: int = ROUNDS) -> tuple[list[int], list[Any]]:
+    trips, made = [], []
+    for number in range(rounds):
+        djinn.synchronize()
+        djinn.reset_stats()
+        made.append(ask(number))
+        trips.append(djinn.stats()["round_trips"])
+    return trips, made
+
+
+def _is_odd(loss: torch.Tensor) -> bool:
+    return bool(torch.isnan(loss)) or bool(torch.isinf(loss))
+
+
+def test_two_questions_about_one_value_cost_one_round_trip_from_the_second_time_on() -> None:
+    values = torch.tensor([1.0, torch.inf, 2.0, 0.0, torch.inf, 3.0, 4.0, 5.0])
+    there = values.to(DEVICE)
+    trips, odd = _trips_of_rounds(lambda number: _is_odd(there[number] * 2))
+    assert odd == [_is_odd(value) for value in values]
+    assert trips == [2, 1, 1, 1, 1, 1, 1, 1]
+    assert djinn.stats()["prefetched_unused"] == 0
+
+
+@pytest.mark.parametrize("write", [
+    lambda x: x.mul_(2), lambda x: x.view(-1)[1:].zero_(), lambda x: x.data.add_(torch.ones(4)),
+    lambda x: torch._foreach_add_([x], 1.0), lambda x: x.resize_(2, 2), lambda x: djinn.ensure_initialized().flush(),
+], ids=["in place", "through a view", "from here", "list", "metadata", "nothing, but sent"])
+def test_a_write_between_two_questions_is_seen(write: Any) -> None:
+    def run(device: str) -> list[Any]:
+        made: list[Any] = []
+        for number in range(6):
+            x = torch.arange(4.0, device=device) + number
+            made.append(x.amax().item())
+            if number % 3 == 2:
+                write(x)
+            made.append((x + 1).cpu())
+            made.append(x.sum().item())
+        return made
+
+    djinn.reset_stats()
+    for got, wanted in zip(run(DEVICE), run("cpu"), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    assert djinn.stats()["prefetched"] > 0
+
+
+def test_nothing_runs_ahead_that_could_fail() -> None:
+    table = torch.arange(4.0, device=DEVICE).view(4, 1)
+
+    def look_up(number: int) -> float | None:
+        index = torch.tensor([number * 2]).to(DEVICE).float().long()
+        if (index < 4).all():
+            return torch.nn.functional.embedding(index, table).item()
+        return None
+
+    trips, found = _trips_of_rounds(look_up, 4)
+    djinn.synchronize()
+    assert (trips, found) == ([2, 2, 1, 1], [0.0, 2.0, None, None])
+
+
+def test_a_failure_is_raised_at_the_wait_where_it_would_be_without() -> None:
+    table = torch.ones(3, 1, device=DEVICE)
+
+    def ask(number: int) -> Any:
+        x = torch.full((2,), float(number), device=DEVICE)
+        first = x.amax().item()
+        lost = number == 3 and torch.nn.functional.embedding(torch.tensor([7]).to(DEVICE).float().long(), table)
+        return first, x.amin().item(), lost
+
+    assert [ask(number) for number in range(3)] == [(0, 0, False), (1, 1, False), (2, 2, False)]
+    with pytest.raises(IndexError):
+        ask(3)
+    assert ask(4) == (4, 4, False)
+
+
+def test_large_values_do_not_run_ahead() -> None:
+    def ask(number: int) -> float:
+        x = torch.full((2**15,), float(number), device=DEVICE)
+        assert x.amax().item() == number
+        return float((x + 1).cpu()[0])
+
+    assert _trips_of_rounds(ask, 4) == ([2, 2, 2, 2], [1, 2, 3, 4])
+
+
+def test_what_nobody_asks_for_is_tried_less_and_less() -> None:
+    djinn.reset_stats()
+    for number in range(150):
+        x = torch.full((2,), float(number), device=DEVICE)
+        assert x.amax().item() == number
+        if number % 2:
+            assert x.amin().item() == number
+    djinn.synchronize()
+    assert 0 < djinn.stats()["prefetched_unused"] <= 16
+
+
+def test_what_runs_ahead_is_no_operation_of_the_program_and_leaves_nothing() -> None:
+    def steady(number: int) -> tuple[int, int]:
+        x = torch.full((2,), float(number), device=DEVICE)
+        bool(x.isnan().any())
+        bool(x.isinf().any())
+        del x
+        djinn.synchronize()
+        stats = djinn.stats()
+        return stats["operations"], stats["live_handles"]
+
+    counts = [steady(number) for number in range(ROUNDS)]
+    done = [after[0] - before[0] for before, after in pairwise(counts)]
+    assert len(set(done)) == 1
+    assert len({handles for _, handles in counts}) == 1
+
+
+def _model() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=63)).eval()
+
+
+class _Tokenizer:
+    """Writes numbers instead of words."""
+
+    def decode(self, numbers: list[int], **options: object) -> str:
+        return "".join(f"{number} " for number in numbers)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("in_a_thread", [False, True], ids=["TextStreamer", "TextIteratorStreamer"])
+def test_a_streamer_costs_nothing(in_a_thread: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, tokens = _model(), 12
+
+    def generate(device: str) -> str:
+        ids = torch.tensor([[3, 9, 5, 6, 7]]).to(device)
+        kind = transformers.TextIteratorStreamer if in_a_thread else transformers.TextStreamer
+        streamer = kind(_Tokenizer())
+        options = {"streamer": streamer, "max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False,
+                   "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+        if not in_a_thread:
+            model.generate(ids, **options)
+            return capsys.readouterr().out
+        thread = Thread(target=lambda: model.generate(ids, **options))
+        thread.start()
+        text = "".join(streamer)
+        thread.join()
+        return text
+
+    wanted = generate("cpu")
+    model = model.to(DEVICE)
+    trips, texts = _trips_of_rounds(lambda _: generate(DEVICE), 3)
+    assert texts == [wanted] * 3
+    # The first text also asks for shapes that nobody has seen.
+    assert trips[1:] == [tokens, tokens], "one a token"
+
+
+def _counted(model: Any, counts: Counter[str], name: str) -> Any:
+    """Count the forward passes of a model that generates."""
+    model.register_forward_hook(lambda *_: counts.update([name]))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_assisted_decoding_asks_for_what_decides_it() -> None:
+    counts: Counter[str] = Counter()
+    model, assistant = _counted(_model(), counts, "checked"), _counted(_model(), counts, "drafted")
+
+    def generate(device: str) -> Any:
+        counts.clear()
+        return model.generate(torch.tensor([[3, 9, 5, 6, 7]]).to(device), assistant_model=assistant, max_new_tokens=24,
+                              do_sample=False, pad_token_id=0).tolist()
+
+    wanted = generate("cpu")
+    model, assistant = model.to(DEVICE), assistant.to(DEVICE)
+    trips, made = _trips_of_rounds(lambda _: generate(DEVICE), 3)
+    assert made == [wanted] * 3
+    # The prompt of the assistant twice, its confidence up to three times, the number of right tokens, the position of
+    # the one that ends the text, and whether it ends.
+    assert max(trips[1:]) <= 8 * counts["checked"]

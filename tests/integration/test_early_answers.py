@@ -1,0 +1,111 @@
+"""A server that has run ahead sends values before it is asked, over a long way: counted in round trips."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.network import delaying_proxy
+
+import djinn
+
+DEVICE = "remote_accelerator:0"
+NEW = 40
+DELAY_S = 0.005
+MODES = ("greedy", "sampled", "streamed")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=63)).eval()
+
+
+@pytest.fixture
+def far_away(server: Any) -> Iterator[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", delaying_proxy.__name__, server.address.removeprefix("tcp://"), str(DELAY_S)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = f"tcp://{process.stdout.readline().strip()}"
+    djinn.init(server=address)
+    yield address
+    djinn.init()
+    process.communicate(timeout=20)
+
+
+class _Streamer:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.seen.append(value.tolist())
+
+    def end(self) -> None:
+        pass
+
+
+def _generated(model: Any, device: str, mode: str) -> tuple[list[Any], torch.Tensor]:
+    ids, streamer = torch.tensor([[3, 9, 5, 6, 7]]), _Streamer() if mode == "streamed" else None
+    torch.manual_seed(3)
+    made: torch.Tensor = model.generate(
+        input_ids=ids.to(device), attention_mask=torch.ones_like(ids).to(device), pad_token_id=0, eos_token_id=63,
+        min_new_tokens=NEW, max_new_tokens=NEW, do_sample=mode == "sampled", streamer=streamer)
+    return [] if streamer is None else streamer.seen, made.cpu()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("far_away")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str) -> None:
+    there, wanted = copy.deepcopy(model).to(DEVICE), _generated(model, "cpu", mode)
+    for _ in range(2):
+        djinn.synchronize()
+        djinn.reset_stats()
+        got = _generated(there, DEVICE, mode)
+        assert got[0] == wanted[0]
+        assert torch.equal(got[1], wanted[1])
+    stats, values = djinn.stats(), NEW if mode != "streamed" else 2 * NEW
+    assert stats["round_trips"] <= 0.25 * values
+    assert stats["answered_early"] >= 0.7 * values
+    assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
+
+
+def test_it_can_be_switched_off(far_away: str) -> None:
+    djinn.init(server=far_away, early_answers=False)
+    assert _summed(20)[0] == 0
+
+
+@pytest.mark.usefixtures("far_away")
+def test_a_value_that_was_sent_early_survives_a_new_connection() -> None:
+    session = djinn.ensure_initialized()
+    early, seen = _summed(20)
+    assert early
+    connection: Any = session.backend.executors[0].connection
+    while hasattr(connection, "plain"):
+        connection = connection.plain
+    connection._frames.stream._socket.shutdown(socket.SHUT_RDWR)
+    more, again = _summed(20)
+    assert more
+    assert again == seen
+    assert djinn.stats()["reconnections"] == 1
+
+
+def _summed(rounds: int) -> tuple[int, list[float]]:
+    """Do the same in each round, and read a value; return how many were sent early, and the values."""
+    before = djinn.stats()["answered_early"]
+    value, weight, seen = torch.ones(4).to(DEVICE), torch.linspace(-1.0, 1.0, 4).to(DEVICE), []
+    for _ in range(rounds):
+        value = value * 0.5 + weight
+        seen.append(value.sum().item())
+        time.sleep(0.002)
+    return djinn.stats()["answered_early"] - before, seen
