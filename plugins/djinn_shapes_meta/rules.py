@@ -39,7 +39,7 @@ _LAYOUT_KNOWN = ELEMENTWISE | CONTIGUOUS | frozenset(
 _ONES_KNOWN = frozenset(
     "gather scatter scatter_add index_add index_fill index_copy index_put constant_pad_nd slice_backward "
     "select_backward diag_embed diagonal_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices take put "
-    "masked_scatter cumsum cumprod prod any all expand_copy squeeze_copy unsqueeze_copy".split())
+    "masked_scatter cumsum cumprod prod any all isin expand_copy squeeze_copy unsqueeze_copy".split())
 """Operators whose results do not depend on the strides of dimensions with one element, if operands are contiguous."""
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NUMBERS = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}

@@ -74,9 +74,10 @@ def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str) -> N
         got = _generated(there, DEVICE, mode)
         assert got[0] == wanted[0]
         assert torch.equal(got[1], wanted[1])
-    stats, values = djinn.stats(), NEW if mode != "streamed" else 2 * NEW
-    assert stats["round_trips"] <= 0.25 * values
-    assert stats["answered_early"] >= 0.7 * values
+    # A streamer's token and the flag after it come in one wait.
+    stats = djinn.stats()
+    assert stats["round_trips"] <= 0.25 * NEW
+    assert stats["answered_early"] >= 0.7 * NEW
     assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import djinn
 from djinn.errors import UnknownOperatorError
 
 DEVICE = "remote_accelerator:0"
@@ -32,7 +33,7 @@ def test_a_write_that_is_refused_is_an_error_each_time(write: Callable[..., None
         given = torch.ones(4, device=DEVICE)
         written = torch.zeros(4, device=DEVICE)
         same = written[2:]
-        given.sum().item()
+        djinn.synchronize()
         write(given[:2] if write is _through_a_view else given, written)
         for value in (written, same):
             with pytest.raises(UnknownOperatorError, match="is not run here"):

@@ -108,8 +108,10 @@ def test_a_model_that_fits_no_server_runs_on_two(split: Session, monkeypatch: py
         held = fleet.where.find(parameter._value.slot.number)
         assert fleet.where.home_of(parameter._value.slot.number) == home
         assert held is not None
-        # The bias of a product may follow its weight.
-        assert not held.copies or held.size_bytes < SMALL_BYTES
+        # The bias of a product may follow its weight. All tokens are generated in one program, for which a copy of the
+        # small table of positions is less than to move what is looked up in it for each token.
+        assert not held.copies or held.size_bytes < SMALL_BYTES or parameter is model.transformer.wpe.weight
+    assert all(0 < held <= MEMORY_MIB * 2**20 for held in fleet.where.held_bytes)
 
 
 def test_what_fits_nowhere_is_refused_and_an_argmax_brings_little_home(split: Session) -> None:

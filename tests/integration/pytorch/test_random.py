@@ -89,8 +89,8 @@ def test_a_generator_survives_a_draw_that_fails() -> None:
 
 def test_a_generator_of_another_kind_of_device_is_refused_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     link = unwrapped(djinn.ensure_initialized().backend)
-    monkeypatch.setattr(link, "welcome", type(link.welcome)(**{
-        **{field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__}, "device": "cuda:0"}))
+    fields = {field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__}
+    monkeypatch.setattr(link, "welcome", type(link.welcome)(**{**fields, "device": "cuda:0", "facts": b""}))
     with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
         torch.randn(3, device=DEVICE, generator=_generator())
 
