@@ -7,11 +7,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
 from djinn_interceptor_device import autocast as product
 from djinn_lib_schedule.wrapping import unwrapped
+from djinn_lib_service.device_report import DeviceProperties
 from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -259,8 +261,9 @@ def test_lists_of_cuda_are_followed_on_a_cuda_executor(monkeypatch: pytest.Monke
     import djinn
 
     link = unwrapped(djinn.ensure_initialized().backend)
-    changed = {field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__} | {"device": "cuda:0"}
-    monkeypatch.setattr(link, "welcome", type(link.welcome)(**changed))
+    described = msgspec.msgpack.encode(DeviceProperties("cuda", "a GPU"))
+    changed = msgspec.structs.replace(link.welcome, device="cuda:0", facts=described)
+    monkeypatch.setattr(link, "welcome", changed)
     x = torch.ones(4, 4, device=DEVICE)
     with _autocast(str(DEVICE), torch.float16):
         half = x @ x

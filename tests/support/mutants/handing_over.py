@@ -47,7 +47,7 @@ MUTANTS = (
     mutant("numbers-swapped", "session.programs_replay", "djinn.session.programs:lay_out",
            "numbers += node.numbers", "numbers += node.numbers[::-1 if len(node.numbers) == 2 else 1]",
            within="select.int tril"),
-    mutant("program-key-without-constants", "session.operations_equal", "djinn.record.call_plans:Planner._number",
+    mutant("program-key-without-constants", "session.operations_equal", "djinn.record.call_plans:Planner._plan",
            "self._templates.setdefault(template,", "self._templates.setdefault(template.operator,",
            within="hann_window.periodic"),
     mutant("numbers-of-the-first-run-used-again", "session.optimizers_equal",
@@ -59,6 +59,8 @@ MUTANTS = (
            within="optimizers/Adam/scheduled/*"),
     mutant("complex-number-loses-its-sign", "session.samples_forward", "djinn.wire.messages:to_wire",
            '"imag": value.imag', '"imag": abs(value.imag)', within="add sub full linspace"),
+    mutant("compiled-writes-not-counted", "session.compiled_recorded", "djinn_dynamo.remote_plans:RemotePlan.run",
+           "for position in self.written:", "for position in ():"),
     # Random numbers.
     mutant("seed-overtakes-draws", "session.operations_equal", "djinn.session.single_backend:SingleBackend.seed",
            "self._take(None)", "pass", within=_DRAWS),
