@@ -5,8 +5,8 @@ A method of a tensor subclass passes PyTorch's argument parser, which gathers th
 operators between two tensors, or a tensor and a number, look for their shortcut before that. With a function mode, or
 an argument that PyTorch itself would have to look at, they call PyTorch's method, so nobody can tell the difference.
 
-``__getitem__`` is none of them: a class with this method in Python is a sequence for C code, and PyTorch would ask for
-the length of each scalar in ``torch.tensor([x, y])``.
+``__getitem__`` is none of them: a class that has one in Python is a sequence to C, which an ordinary tensor is not, and
+PyTorch would take a tensor for a list of tensors.
 """
 
 from __future__ import annotations
