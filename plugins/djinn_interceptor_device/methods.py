@@ -4,13 +4,16 @@ A method of a tensor subclass passes PyTorch's argument parser, which gathers th
 ``__torch_function__``. For the most frequent methods, the class has Python methods instead that call it at once; and
 operators between two tensors, or a tensor and a number, look for their shortcut before that. With a function mode, or
 an argument that PyTorch itself would have to look at, they call PyTorch's method, so nobody can tell the difference.
+
+``__getitem__`` is none of them: a class that has one in Python is a sequence to C, which an ordinary tensor is not, and
+PyTorch would take a tensor for a list of tensors.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import EllipsisType, NoneType
+from types import NoneType
 from typing import Any
 
 import torch
@@ -26,8 +29,6 @@ _VIEWS = (
 """Methods with numbers as arguments."""
 _PLAIN = frozenset((int, bool, str, NoneType, tuple, list, torch.Size, torch.dtype, torch.memory_format))
 """Classes of arguments that do not take part in choosing ``__torch_function__``."""
-_INDEX = frozenset((int, slice, NoneType, EllipsisType))
-"""Classes of indices, alone or in a tuple, for which the same is true."""
 
 _modes = torch._C._len_torch_function_stack
 _types = (LazyTensor,)
@@ -40,7 +41,6 @@ def install() -> None:
         setattr(LazyTensor, name, _operator(getattr(torch.Tensor, name), getattr(torch.Tensor, reported)))
     for name in _VIEWS:
         setattr(LazyTensor, name, _view(getattr(torch.Tensor, name)))
-    setattr(LazyTensor, "__getitem__", _getitem)  # noqa: B010  # the stub declares another type
 
 
 def _operator(plain: Callable[..., Any], reported: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,15 +73,3 @@ def _view(plain: Callable[..., Any]) -> Callable[..., Any]:
         return _handle(plain, _types, (self, *args), kwargs)
 
     return method
-
-
-_plain_getitem = torch.Tensor.__getitem__
-
-
-@functools.wraps(_plain_getitem)
-def _getitem(self: LazyTensor, index: Any) -> Any:
-    kind = type(index)
-    is_plain = _INDEX.issuperset(map(type, index)) if kind is tuple else kind in _INDEX
-    if not is_plain or type(self) is not LazyTensor or _modes():
-        return _plain_getitem(self, index)
-    return _handle(_plain_getitem, _types, (self, index))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
@@ -23,6 +23,14 @@ __all__ = ("KnowingBackend", "open_knowing")
 _T = TypeVar("_T")
 MAX_RULES = 8192
 """Signatures whose rule is remembered."""
+MAX_SEGMENTS = 512
+"""Repeated segments whose effects are remembered."""
+_Place: TypeAlias = tuple[int, int]
+"""Position of a node, and of one of its operands or results."""
+_Effects: TypeAlias = tuple[tuple[_Place, ...], tuple[tuple[_Place, _Place], ...]]
+"""What a segment does to values from outside: operands that it writes; and operands whose storage a result shares, each
+with that result.
+"""
 
 
 class KnowingBackend(BackendWrapper):
@@ -51,6 +59,7 @@ class KnowingBackend(BackendWrapper):
         self._limit_bytes = limit_bytes
         self._known = KnownValues()
         self._rules: dict[Signature, Rule] = {}
+        self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
         """How many nodes were seen: all that were taken off the tape, and those that were on it then."""
         self._answers = 0
@@ -148,20 +157,38 @@ class KnowingBackend(BackendWrapper):
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
         """Drop what a repeated segment writes, or what its results share; its slots do not say what shares what."""
-        storages: dict[int, int] = {}
-        for node in nodes:
+        # Held with its nodes, so that their identity cannot pass to others.
+        kept = self._effects.get(id(nodes))
+        if kept is None:
+            if len(self._effects) >= MAX_SEGMENTS:
+                self._effects.clear()
+            kept = self._effects[id(nodes)] = nodes, self._effects_of(nodes)
+        written, shared = kept[1]
+        for index, place in written:
+            self._written(nodes[index].inputs[place])
+        for (index, place), (by, result) in shared:
+            if nodes[by].outputs[result].number not in released:
+                self._written(nodes[index].inputs[place])
+
+    def _effects_of(self, nodes: Sequence[Node]) -> _Effects:
+        """Find out what a segment does to values from outside."""
+        outside: dict[int, _Place | None] = {}
+        written: dict[_Place, None] = {}
+        shared: list[tuple[_Place, _Place]] = []
+        for index, node in enumerate(nodes):
             signature = node.signature
             rule = self._rules.get(signature) or self._rule(signature)
-            found = [storages.get(slot.number) or self._known.storage_of(slot.number) for slot in node.inputs]
-            written = range(len(found)) if rule is Rule.HIDES else signature.writes
-            for place in written:
-                self._known.written_storage(found[place] or 0)
-            for slot, alias in zip(node.outputs, signature.aliases, strict=False):
-                storage = found[alias] if alias >= 0 else None
-                if storage is not None:
-                    storages[slot.number] = storage
-                    if slot.number not in released:
-                        self._known.written_storage(storage)
+            found = [outside.setdefault(slot.number, (index, place)) for place, slot in enumerate(node.inputs)]
+            changed = range(len(found)) if rule is Rule.HIDES else signature.writes
+            written |= {place: None for each in changed if (place := found[each]) is not None}
+            for result, (slot, alias) in enumerate(zip(node.outputs, signature.aliases, strict=False)):
+                place = outside[slot.number] = found[alias] if alias >= 0 else None
+                if place is not None:
+                    shared.append((place, (index, result)))
+        return tuple(written), tuple(shared)
+
+    def _written(self, slot: Slot) -> None:
+        self._known.written_storage(self._known.storage_of(slot.number) or 0)
 
     def _forget(self) -> None:
         self._known.clear()

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 
 from djinn.record import devices
-from djinn.record.dispatcher import pending_errors
+from djinn.record.dispatcher import dispatcher, pending_errors
 
 __all__ = ("LazySparse", "at_home", "made_of", "same_parts")
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _below_autograd = torch._C._AutoDispatchBelowAutograd
 aten = torch.ops.aten
+_BACKWARD = frozenset((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad))
+"""Functions with a handler that gives back the errors that a device guard of autograd takes."""
 
 
 class LazySparse(torch.Tensor):
@@ -34,7 +36,18 @@ class LazySparse(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        handler = dispatcher.functions.get(func) if func in _BACKWARD else None
+        try:
+            if handler is not None:
+                return handler(func, args, kwargs or {})
+            return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+        except SystemError:
+            hidden = pending_errors.get(get_ident())
+            if hidden is None:
+                raise
+            raise hidden from hidden.__cause__
+        finally:
+            pending_errors.pop(get_ident(), None)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]  # untyped there
         with _without_functions():
@@ -63,7 +76,7 @@ def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
     try:
         return LazySparse._run(func, args, kwargs)
     except BaseException as error:
-        # A device guard of autograd may take it; `torch.autograd.backward` finds it here.
+        # A device guard of autograd may take it; `LazySparse.__torch_function__` finds it here, and removes it.
         if not torch._C._is_torch_function_enabled():
             pending_errors[get_ident()] = error
         raise

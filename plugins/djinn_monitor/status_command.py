@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import attrs
 import typer
-from djinn_lib_service.device_report import device_of, summary_of
 
 from djinn.errors import ConfigurationError, DjinnError
 from djinn.plugins import Plugins
@@ -80,6 +79,8 @@ def _look(connect: str, metrics: str) -> dict[str, Any]:
 
 def _greeted(plugins: Plugins) -> dict[str, Any]:
     """Start a session, which ends at once, and return the server's description of itself."""
+    from djinn_lib_service.device_report import device_of, summary_of
+
     from djinn.kinds import ConnectOptions
 
     config = plugins.settings(Config)

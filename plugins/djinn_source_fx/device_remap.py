@@ -48,14 +48,22 @@ class OnRemote(TorchFunctionMode):
             kwargs["device"] = self._device
         if func in _OF_NUMBERS and not tensors_in(args) and torch.device(kwargs["device"]).type == self._device.type:
             # Below all modes, PyTorch would upload them to the running session.
-            return self._rehearsal.upload(func(*args, **{**kwargs, "device": torch.device("cpu")}))
+            return self.from_numbers(func(*args, **{**kwargs, "device": torch.device("cpu")}))
         return self.call(func, args, kwargs)
 
     def _index(self, index: Any) -> Any:
         """Convert lists of numbers to tensors, as PyTorch would do below all modes."""
         if isinstance(index, tuple):
             return tuple(map(self._index, index))
-        return self._rehearsal.upload(torch.tensor(index)) if isinstance(index, list) and _is_plain(index) else index
+        return self.from_numbers(torch.tensor(index)) if isinstance(index, list) and _is_plain(index) else index
+
+    def from_numbers(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the remote tensor for one made from numbers; the device makes one without elements itself."""
+        if tensor.numel():
+            return self._rehearsal.upload(tensor)
+        made: torch.Tensor = torch.ops.aten.empty_strided.default(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self._device)
+        return made
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the actual call."""
@@ -66,6 +74,10 @@ class OnRemote(TorchFunctionMode):
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor to use for one that a graph contains: itself, because it was not remote."""
         return tensor
+
+    def lifted(self, constant: torch.Tensor) -> torch.Tensor:
+        """Return the tensor to use where a graph takes a constant as a new tensor: the constant itself."""
+        return constant
 
 
 class InRemoteTerms(OnRemote):
@@ -93,6 +105,10 @@ class InRemoteTerms(OnRemote):
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return its remote copy."""
         return self._rehearsal.upload(tensor)
+
+    def lifted(self, constant: torch.Tensor) -> torch.Tensor:
+        """Return the constant, or the tensor without elements that the device makes in its place."""
+        return constant if constant.numel() else self.from_numbers(constant)
 
     def _moved(self, item: Any, *, is_text: bool) -> Any:
         if isinstance(item, torch.device):

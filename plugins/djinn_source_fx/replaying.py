@@ -166,8 +166,9 @@ class _Interpreter(torch.fx.Interpreter):
             if target in _SIZES:
                 return _SIZES[target](*args)
             if target in _LIFTS or (target in _LEAVES_VALUES and id(args[0]) in self._constants):
-                self._constants.add(id(args[0]))
-                return args[0]
+                made = self._terms.lifted(args[0]) if target in _LIFTS else args[0]
+                self._constants.add(id(made))
+                return made
             facts = facts_of(target)
             if not facts.returns and not facts.written:
                 # An assertion about metadata.

@@ -78,6 +78,22 @@ def test_floats_large_tensors_and_divisions_are_asked_for() -> None:
         assert _trips_of(value.cpu)[0] == 1
 
 
+@pytest.mark.parametrize("write", [
+    lambda ids, step: ids.add_(step) + 1, lambda ids, step: ids[1:].mul_(2) + step, lambda ids, step: ids.view(3, 1),
+], ids=["in place", "through a view", "in a result"])
+@torch.no_grad()
+def test_a_write_of_a_compiled_function_is_seen_each_time(write: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(write, backend="djinn")
+    for step in range(4):
+        here, there = torch.arange(3), torch.arange(3, device=DEVICE)
+        results = write(here, torch.tensor(step)), compiled(there, torch.tensor(step, device=DEVICE))
+        assert there.tolist() == here.tolist()
+        for made in results:
+            made.add_(1)
+        assert there.tolist() == here.tolist()
+
+
 def test_a_wrong_call_raises_what_eager_raises() -> None:
     ids = torch.arange(4, device=DEVICE)
     with pytest.raises(RuntimeError, match="index 9"):

@@ -66,7 +66,7 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
     while len(seen) < 4:
         time.sleep(0.01)
     assert seen[0] == Hello(PROTOCOL_VERSION, str(torch.__version__), sys.version.split()[0], sys.byteorder, "secret",
-                            resumes=True)
+                            resumes=True, takes_early=True)
     assert [received[0] for received in seen[1:3]] == [2, 3]
     assert seen[3] is None
 

@@ -250,7 +250,7 @@ def test_of_what_is_no_module_no_graph_is_made() -> None:
 
 
 class Plain(nn.Module):
-    """What every tracer of PyTorch can trace: a loop, tied weights, a buffer, attention."""
+    """What every tracer of PyTorch can trace: a loop, tied weights, a buffer, attention, a tensor without elements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,8 @@ class Plain(nn.Module):
         self.register_buffer("shift", torch.zeros(16))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids) + self.shift
+        x = self.embedding(torch.cat((torch.tensor([], dtype=torch.int64, device=ids.device).view(0, 6), ids)))
+        x = x + self.shift
         for block in self.blocks:
             x = x + block(x)
         x = nn.functional.scaled_dot_product_attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1), is_causal=True)

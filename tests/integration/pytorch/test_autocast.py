@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from djinn_interceptor_device import autocast as product
-from djinn_lib_schedule.wrapping import unwrapped
+from support.recording.believed_cuda import believed_cuda
 from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -255,14 +255,9 @@ def test_a_scaler_scales_skips_and_grows_as_in_eager(fused: bool) -> None:
     assert any(later < earlier for earlier, later in itertools.pairwise(scales))
 
 
-def test_lists_of_cuda_are_followed_on_a_cuda_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    import djinn
-
-    link = unwrapped(djinn.ensure_initialized().backend)
-    changed = {field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__} | {"device": "cuda:0"}
-    monkeypatch.setattr(link, "welcome", type(link.welcome)(**changed))
-    x = torch.ones(4, 4, device=DEVICE)
-    with _autocast(str(DEVICE), torch.float16):
+def test_lists_of_cuda_are_followed_on_a_cuda_executor() -> None:
+    with believed_cuda(), _autocast(str(DEVICE), torch.float16):
+        x = torch.ones(4, 4, device=DEVICE)
         half = x @ x
         assert isinstance(half, LazyTensor)
         assert (half.dtype, half.exp().dtype, half.sum().dtype, half.norm().dtype, half.trace().dtype) == (

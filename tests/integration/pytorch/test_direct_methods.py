@@ -84,6 +84,15 @@ def test_values_and_gradients_are_those_of_eager(name: str, *, grad: bool) -> No
         assert torch.equal(remote.grad.cpu(), local.grad)
 
 
+def test_a_tensor_is_no_list_of_tensors() -> None:
+    outcomes = []
+    for device in ("cpu", DEVICE):
+        with pytest.raises(RuntimeError) as raised:
+            torch.ops.aten.unbind_copy.int_out(torch.tensor(1.0, device=device), 0, out=torch.empty(0, device=device))
+        outcomes.append((raised.type, str(raised.value).partition(" but instead")[0]))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_a_view_counts_the_writes_of_its_base() -> None:
     with torch.no_grad():
         x = torch.zeros(4, device=DEVICE)

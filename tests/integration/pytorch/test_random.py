@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from djinn_lib_schedule.wrapping import unwrapped
+from support.recording.believed_cuda import believed_cuda
 from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import djinn
 
 
 def _generator(seed: int = 3) -> torch.Generator:
@@ -87,11 +85,9 @@ def test_a_generator_survives_a_draw_that_fails() -> None:
     assert_same(program)
 
 
-def test_a_generator_of_another_kind_of_device_is_refused_as_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = unwrapped(djinn.ensure_initialized().backend)
-    fields = {field: getattr(link.welcome, field) for field in link.welcome.__struct_fields__}
-    monkeypatch.setattr(link, "welcome", type(link.welcome)(**{**fields, "device": "cuda:0", "facts": b""}))
-    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+def test_a_generator_of_another_kind_of_device_is_refused_as_in_eager() -> None:
+    refusal = "Expected a 'cuda' device type for generator but found 'cpu'"
+    with believed_cuda(), pytest.raises(RuntimeError, match=refusal):
         torch.randn(3, device=DEVICE, generator=_generator())
 
 

@@ -15,6 +15,7 @@ from support.recording.eager import DEVICE, Program, assert_same, outcome, progr
 
 import djinn
 from djinn.errors import UnsupportedTensorError
+from djinn.record.dispatcher import pending_errors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 INDICES = [[0, 1, 1, 0], [2, 0, 2, 2]]
@@ -186,6 +187,16 @@ def test_copies_and_files_hold_what_the_tensor_holds() -> None:
 def test_what_has_no_remote_form_says_what_to_do() -> None:
     with pytest.raises(UnsupportedTensorError, match="to_dense"):
         coo(str(DEVICE)).coalesce().index_select(0, torch.tensor([0], device=DEVICE))
+
+
+@pytest.mark.parametrize("asks", [torch.autograd.grad, torch.autograd.backward], ids=["grad", "backward"])
+def test_a_gradient_without_a_remote_form_says_so_wherever_the_sparse_tensor_stands(asks: Any) -> None:
+    leaf = matrix(str(DEVICE)).to_sparse_csr().requires_grad_()
+    x = torch.ones(leaf.shape[1], 2, device=DEVICE, requires_grad=True)
+    loss = torch.sparse.mm(leaf, x, "mean").sum()
+    with pytest.raises(UnsupportedTensorError, match="to_dense"):
+        asks(loss, inputs=[leaf])
+    assert not pending_errors
 
 
 LAYOUTS = ("to_sparse", "to_sparse_csr", "to_sparse_csc")

@@ -47,7 +47,7 @@ MUTANTS = (
     mutant("numbers-swapped", "session.programs_replay", "djinn.session.programs:lay_out",
            "numbers += node.numbers", "numbers += node.numbers[::-1 if len(node.numbers) == 2 else 1]",
            within="select.int tril"),
-    mutant("program-key-without-constants", "session.operations_equal", "djinn.record.call_plans:Planner._number",
+    mutant("program-key-without-constants", "session.operations_equal", "djinn.record.call_plans:Planner._plan",
            "self._templates.setdefault(template,", "self._templates.setdefault(template.operator,",
            within="hann_window.periodic"),
     mutant("numbers-of-the-first-run-used-again", "session.optimizers_equal",

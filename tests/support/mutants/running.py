@@ -28,6 +28,9 @@ MUTANTS = (
     mutant("keyword-compiled-away", "session.programs_replay", "djinn_lib_torch.codegen:_compile",
            "for name, argument in call.keywords]", "for name, argument in call.keywords if name != 'dtype']",
            within="sum.dim_IntList zeros_like ones_like"),
+    # Compiled modules on the device.
+    mutant("writes-of-a-repeated-call-not-counted", "session.compiled_recorded",
+           "djinn_dynamo.remote_plans:RemotePlan.run", "for position in self.written:", "for position in ():"),
     # What travels.
     mutant("halves-mixed-up", "session.operations_equal", "djinn.wire.tensors:header_of",
            "    if name is None",
