@@ -92,6 +92,20 @@ def use_switches(before: Any, now: Any, most: int) -> None:
         del _under[next(iter(_under))]
 
 
+def _takes_the_long_way() -> bool:
+    """Whether something is active that a shortcut would pass by, such as gradients, modes and profilers."""
+    return (
+        _is_grad_enabled()
+        or _modes()
+        or _transform() is not None
+        or _is_autocast_on()
+        or forward_ad._current_level >= 0
+        or _is_tracing()
+        or _is_profiling()
+        or not _is_running()
+    )
+
+
 def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = None) -> FunctionHandler:
     """Create the handler of functions that are called by their shortcut if there is one, otherwise normally.
 
@@ -101,16 +115,7 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
     """
 
     def shorten(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (
-            _is_grad_enabled()
-            or _modes()
-            or _transform() is not None
-            or _is_autocast_on()
-            or forward_ad._current_level >= 0
-            or _is_tracing()
-            or _is_profiling()
-            or not _is_running()
-        ):
+        if _takes_the_long_way():
             return long_way(function, args, kwargs)
         slots: Any
         numbers: Any = ()
@@ -160,16 +165,7 @@ def shortened(long_way: FunctionHandler, settings: Callable[[], Any] | None = No
 
 def recorded(function: Callable[..., Any], one: LazyTensor, other: LazyTensor | float) -> Any:
     """Record a call with two operands, the second of which may be a number, by its shortcut; ``None`` without one."""
-    if (
-        _is_grad_enabled()
-        or _modes()
-        or _transform() is not None
-        or _is_autocast_on()
-        or forward_ad._current_level >= 0
-        or _is_tracing()
-        or _is_profiling()
-        or not _is_running()
-    ):
+    if _takes_the_long_way():
         return None
     first, kind = one._value, type(other)
     slots: tuple[Any, ...]
