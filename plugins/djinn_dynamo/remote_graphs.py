@@ -82,7 +82,8 @@ class RemoteGraph:
             if plan is None or (plan.written and _share_memory(operands)):
                 return self._run(*arguments)
             results = plan.run(session, operands)
-            if plan.length >= session.pace.limit:
+            if session.flush_every:
+                # The executor works while the client prepares the next call.
                 _submit(session)
             return results
 
