@@ -96,7 +96,7 @@ def _takes_the_long_way() -> bool:
     """Whether something is active that a shortcut would pass by, such as gradients, modes and profilers."""
     return (
         _is_grad_enabled()
-        or _modes()
+        or _modes() > 0
         or _transform() is not None
         or _is_autocast_on()
         or forward_ad._current_level >= 0
