@@ -94,9 +94,7 @@ class PrefetchingBackend(BackendWrapper):
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Fetch values, or take them from the cache."""
-        if self._unheard is not None:
-            failure, self._unheard = self._unheard, None
-            raise failure
+        self._raise_unheard()
         pending = tuple(self._tape.nodes)
         if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
@@ -130,9 +128,7 @@ class PrefetchingBackend(BackendWrapper):
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
         self._changed()
-        if self._unheard is not None:
-            failure, self._unheard = self._unheard, None
-            raise failure
+        self._raise_unheard()
         self._asked(self.plain.synchronize)
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
@@ -173,6 +169,11 @@ class PrefetchingBackend(BackendWrapper):
         """Close the connections."""
         self._drop()
         self.plain.close()
+
+    def _raise_unheard(self) -> None:
+        if self._unheard is not None:
+            failure, self._unheard = self._unheard, None
+            raise failure
 
     def _is_computed_now(self, slot: Slot) -> bool:
         nodes = self._tape.nodes

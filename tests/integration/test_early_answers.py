@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.models import gpt2
 from support.network import delaying_proxy
 
 import djinn
@@ -24,10 +25,7 @@ MODES = ("greedy", "sampled", "streamed")
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        n_layer=2, n_embd=32, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=63)).eval()
+    return gpt2.gpt2(n_layer=2, n_embd=32, n_head=2, vocab_size=64, bos_token_id=1, eos_token_id=63)
 
 
 @pytest.fixture
