@@ -76,6 +76,11 @@ class RecordedProgram(TorchProgram):
         self._changes_metadata = changes_metadata(program)
         self._idle_runs = 0
 
+    def grow(self, join: Callable[[BoundCall], BoundCall]) -> None:
+        """Let values grow only in a program that is never recorded: a replay would not do what the host does for it."""
+        if not self._is_watched:
+            super().grow(join)
+
     def run_until(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -14,6 +15,8 @@ from djinn_conformance.strategies import filled, recordings
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_executor_cuda.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
 from djinn_executor_cuda.recorded import PATIENCE_RUNS
+from djinn_lib_torch.executor import TorchProgram
+from djinn_lib_torch.growing import GrowingValues, Growth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
@@ -289,3 +292,15 @@ def test_closed_recordings_are_not_played() -> None:
     plays = executor.shelf.stats()["played"]
     assert torch.equal(used.run()[0], weights()[0] @ weights()[1])
     assert executor.shelf.stats()["played"] == plays
+
+
+def test_a_program_that_may_be_recorded_grows_nothing() -> None:
+    """A replay would join in the device's memory only, and not keep account of the room there."""
+    caches = (filled((1, 4, 256, 64), torch.float32, 1), filled((1, 4, 1, 64), torch.float32, 2))
+    join = call("aten::cat", [Ref(-1), Ref(-2)], 2)
+    programs = [session(executor, caches, join).programs[0] for executor in (CpuExecutor(), RecordingExecutor())]
+    for program in programs:
+        GrowingValues(threading.RLock()).admit(program)
+    plain, recorded = (program.growth for program in programs if isinstance(program, TorchProgram))
+    assert plain.steps
+    assert recorded == Growth()
