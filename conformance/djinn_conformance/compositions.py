@@ -97,7 +97,9 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: boo
             if subject.kind == "executor":
                 several = attrs.evolve(composition, executors=EXECUTORS)
                 made.setdefault(several, _as_subject(several, subject))
-    return list(made.values())
+    # The default transport's session is the one in this process that repeats what the others do on a server.
+    return [subject for composition, subject in made.items()
+            if composition.repeats or attrs.evolve(composition, repeats=True) not in made]
 
 
 def is_second(subject: Subject) -> bool:

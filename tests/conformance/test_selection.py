@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from djinn_conformance.compositions import COMPOSED, composed
 from djinn_conformance.subjects import SelectionError, select
 
 from djinn.plugins import Plugins
@@ -56,6 +57,14 @@ def test_an_executor_is_tested_on_each_type_of_device() -> None:
     types = [subject.device.partition(":")[0] for subject in chosen]
     assert "cpu" in types
     assert len(set(types)) == len(types)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_sessions_of_a_thorough_run_have_different_names(served: bool) -> None:
+    names = list(map(str, composed(select(None, Plugins.load()), COMPOSED, served=served)))
+    assert sorted(names) == sorted(set(names))
+    assert "session:defaults@cpu" in names
+    assert ("session:defaults in process@cpu" in names) is served
 
 
 @pytest.mark.parametrize("name", ["nothing", "shapes:single", "weather:single", ""])
