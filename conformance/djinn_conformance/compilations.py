@@ -86,6 +86,7 @@ PIECES: Mapping[str, Piece] = {
 }
 RESULTS: Mapping[str, Callable[[Layers, torch.Tensor, torch.Tensor], Any]] = {
     "the last": lambda layers, given, x: x,
+    "apart": lambda layers, given, x: (x, x.exp()),
     "twice": lambda layers, given, x: (x, x),
     "parts": lambda layers, given, x: x.chunk(2, -1),
     "view of the argument": lambda layers, given, x: (x, given.t()[1:]),
@@ -128,13 +129,15 @@ def drawn_modules() -> st.SearchStrategy[Drawn]:
 
 
 def seen_of_calls(
-    module: _Made, call: Callable[[torch.Tensor], Any], rows: tuple[int, ...], device: torch.device, mode: Any
+    module: _Made, call: Callable[[torch.Tensor], Any], rows: tuple[int, ...], device: torch.device, mode: Any,
+    *, trains: bool = False,
 ) -> list[Any]:
-    """Call a module with several arguments, and list all that a user can see of it."""
+    """Call a module with several arguments, and list all that a user can see of it; between calls, train it."""
     torch.manual_seed(3)
     seen: list[Any] = []
     for number, count in enumerate(rows):
-        given = (torch.arange(count * WIDTH, dtype=torch.float32).view(count, WIDTH) / 7 - number).to(device)
+        start = (torch.arange(count * WIDTH, dtype=torch.float32).view(count, WIDTH) / 7 - number).to(device)
+        given = start.requires_grad_() * 1 if trains else start
         version = given._version
         with mode():
             results = torch.utils._pytree.tree_leaves(call(given))
@@ -142,9 +145,34 @@ def seen_of_calls(
             if not isinstance(result, torch.Tensor):
                 seen.append(result)
                 continue
-            seen += [result.cpu(), result.stride(), result.storage_offset(), result.device == given.device]
+            seen += [result.detach().cpu(), result.stride(), result.storage_offset(), result.device == given.device]
             seen += [[result is other for other in results], result.data_ptr() == given.data_ptr()]
-            seen.append(result._base is given)
-        seen += [given.cpu(), given._version - version, *[buffer.cpu() for buffer in module.buffers()],
-                 torch.rand(2, device=device).cpu()]
+            seen += [result._base is given, result.requires_grad]
+        if trains:
+            seen += _trained(module, start, given, results, number)
+        seen += [given.detach().cpu(), given._version - version, *[buffer.cpu() for buffer in module.buffers()],
+                 *[buffer._version for buffer in module.buffers()], torch.rand(2, device=device).cpu()]
     return seen
+
+
+def _trained(
+    module: _Made, start: torch.Tensor, given: torch.Tensor, results: list[Any], number: int
+) -> list[torch.Tensor]:
+    """Take a step by the gradients of the results, and return the gradients. Every other step uses the first result."""
+    found = [result for result in results if isinstance(result, torch.Tensor) and result.requires_grad]
+    used = found[:1] if number % 2 else found
+    # What comes before and after the module adds to its gradients.
+    loss = module.linear.weight.square().sum() + given.sin().sum() + start.sum()
+    for result in used:
+        loss = loss + (result * torch.arange(result.numel(), device=result.device).view(result.shape)).float().sum()
+    loss.backward(retain_graph=number == 3)
+    if number == 3:
+        loss.backward()
+    gradients = []
+    with torch.no_grad():
+        for tensor in (start, *module.parameters()):
+            if tensor.grad is not None:
+                gradients.append(tensor.grad.cpu())
+                tensor.sub_(tensor.grad, alpha=0.01)
+                tensor.grad = None
+    return gradients

@@ -14,8 +14,9 @@ from djinn_conformance.compilations import Drawn, drawn_modules, seen_of_calls
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.subjects import Subject
 
-_ROWS = (4, 4, 6, 4)
-_MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "enable_grad": torch.enable_grad}
+_ROWS = {"training": (4, 4, 4, 4, 6)}
+_MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "enable_grad": torch.enable_grad,
+          "training": torch.enable_grad}
 
 
 @law("session.compiled_recorded", effort=0.1 if is_thorough() else 0.06, shrinks=False)
@@ -23,6 +24,9 @@ _MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "ena
 @example(drawn=Drawn(("counter", "attention", "dropout", "batch norm"), "view of the argument"), mode="no_grad")
 @example(drawn=Drawn(("linear", "graph break", "constant", "noise"), "parts"), mode="inference_mode")
 @example(drawn=Drawn(("running mean", "autocast"), "the argument written"), mode="no_grad")
+@example(drawn=Drawn(("linear", "attention", "dropout", "batch norm"), "parts"), mode="training")
+@example(drawn=Drawn(("graph break", "linear", "autocast", "noise"), "the last"), mode="training")
+@example(drawn=Drawn(("counter", "linear", "norm", "greatest"), "apart"), mode="training")
 def test_compiled_recorded(subject: Subject, session: Session, drawn: Drawn, mode: str) -> None:
     """Call a compiled module and the same one uncompiled, with arguments of several sizes."""
     where = f"{subject}: {drawn} under {mode}"
@@ -31,7 +35,8 @@ def test_compiled_recorded(subject: Subject, session: Session, drawn: Drawn, mod
         torch._dynamo.reset()
         module = drawn.made().to(session.device)
         call = torch.compile(module, backend="djinn", dynamic=False) if compiles else module
-        seen.append(seen_of_calls(module, call, _ROWS, session.device, _MODES[mode]))
+        rows, trains = _ROWS.get(mode, (4, 4, 6, 4)), mode == "training"
+        seen.append(seen_of_calls(module, call, rows, session.device, _MODES[mode], trains=trains))
     torch._dynamo.reset()
     wanted, got = seen
     expect_equal(len(got), len(wanted), "count of results", where)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -14,6 +15,9 @@ from djinn.errors import DjinnError
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
+from djinn_dynamo.autograd_templates import is_plain_autograd
+from djinn_dynamo.checkpoints import checkpointed, restore_checkpoints
+from djinn_dynamo.remote_gradients import TrainedPlan, look, record_trained
 from djinn_dynamo.remote_plans import RemotePlan, record_remotely
 
 if TYPE_CHECKING:
@@ -25,6 +29,17 @@ MAX_OPERATIONS = 100_000
 """Operations in the plans that a compiled graph keeps; the least recently used are dropped first."""
 _RANDOM_STATE = ("torch.random", "torch.remote_accelerator")
 """Modules whose functions act on random generators, which a program cannot repeat."""
+
+
+class _Unplanned(enum.Enum):
+    """The state of calls without a plan: unknown, or seen once, so that the next call makes the plan."""
+
+    UNKNOWN = enum.auto()
+    SEEN = enum.auto()
+
+
+_UNKNOWN, _SEEN = _Unplanned.UNKNOWN, _Unplanned.SEEN
+_Plan: TypeAlias = RemotePlan | TrainedPlan | _Unplanned | None
 
 
 def is_remote(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> bool:
@@ -42,6 +57,7 @@ class RemoteGraph:
     """
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
+        restore_checkpoints(module)
         self._module = module
         self._run: Callable[..., Sequence[Any]] = module.forward
         nodes = list(module.graph.nodes)
@@ -50,7 +66,10 @@ class RemoteGraph:
         self._tensors = [index for index, kind in enumerate(kinds) if issubclass(kind, torch.Tensor)]
         self._plain = [index for index, kind in enumerate(kinds) if not issubclass(kind, torch.Tensor)]
         self._can_repeat = all(map(_is_repeatable, nodes)) and not [*module.parameters(), *module.buffers()]
-        self._plans: OrderedDict[tuple[Any, ...], RemotePlan | None] = OrderedDict()
+        # Operators that run parts of the graph again keep tensors in other ways than autograd.
+        self._can_be_trained = not any(
+            node.target is checkpointed or isinstance(node.target, torch._ops.HigherOrderOperator) for node in nodes)
+        self._plans: OrderedDict[tuple[Any, ...], _Plan] = OrderedDict()
         self._operations = 0
         self._session: weakref.ref[Session] | None = None
 
@@ -65,20 +84,23 @@ class RemoteGraph:
         operands = [arguments[index] for index in self._tensors]
         if not self._may_repeat(session, operands):
             return self._run(*arguments)
+        trained = _trained(operands)
+        if trained and not (self._can_be_trained and is_plain_autograd()):
+            return self._run(*arguments)
         key = (
-            torch.is_inference_mode_enabled(), session.switches, torch._C._get_flash_sdp_enabled(),
+            trained, torch.is_inference_mode_enabled(), session.switches, torch._C._get_flash_sdp_enabled(),
             torch._C._get_math_sdp_enabled(), *[arguments[index] for index in self._plain],
             *[operand._value.spec for operand in operands])
         with session.lock:
             if self._session is None or self._session() is not session:
                 self._plans.clear()
                 self._operations, self._session = 0, weakref.ref(session)
-            if key not in self._plans:
-                results, plan = record_remotely(session, lambda: self._run(*arguments), operands)
+            plan = self._plans.get(key, _UNKNOWN)
+            if isinstance(plan, _Unplanned):
+                results, plan = self._record(session, plan, arguments, operands, is_trained=bool(trained))
                 self._remember(key, plan)
                 return results
             self._plans.move_to_end(key)
-            plan = self._plans[key]
             if plan is None or (plan.written and _share_memory(operands)):
                 return self._run(*arguments)
             results = plan.run(session, operands)
@@ -87,21 +109,51 @@ class RemoteGraph:
                 _submit(session)
             return results
 
+    def _record(
+        self, session: Session, known: _Unplanned, arguments: Sequence[Any], operands: Sequence[Any], *,
+        is_trained: bool,
+    ) -> tuple[Sequence[Any], _Plan]:
+        if not is_trained:
+            return record_remotely(session, lambda: self._run(*arguments), operands)
+        if known is _UNKNOWN:
+            results, may_be_planned = look(session, lambda: self._run(*arguments), operands)
+            return results, _SEEN if may_be_planned else None
+
+        def run(leaves: Sequence[Any]) -> Sequence[Any]:
+            replaced = list(arguments)
+            for index, leaf in zip(self._tensors, leaves, strict=True):
+                replaced[index] = leaf
+            return self._run(*replaced)
+
+        return record_trained(session, run, operands)
+
     def _may_repeat(self, session: Session, operands: Sequence[Any]) -> bool:
         return (
             self._can_repeat
             and not _is_captured(session)
-            and not torch.is_grad_enabled()
             and not torch._C._len_torch_dispatch_stack()
             and {*map(type, operands)} <= {LazyTensor}
         )
 
-    def _remember(self, key: tuple[Any, ...], plan: RemotePlan | None) -> None:
+    def _remember(self, key: tuple[Any, ...], plan: _Plan) -> None:
+        self._operations += _length(plan) - (_length(self._plans[key]) if key in self._plans else 0)
         self._plans[key] = plan
-        self._operations += plan.length if plan else 1
         while self._operations > MAX_OPERATIONS and len(self._plans) > 1:
             _, dropped = self._plans.popitem(last=False)
-            self._operations -= dropped.length if dropped else 1
+            self._operations -= _length(dropped)
+
+
+def _length(plan: _Plan) -> int:
+    return plan.length if isinstance(plan, (RemotePlan, TrainedPlan)) else 1
+
+
+def _trained(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:
+    """Whether each operand needs a gradient; empty if none does."""
+    if not torch.is_grad_enabled():
+        return ()
+    with torch._C.DisableTorchFunctionSubclass():
+        needs = tuple([operand.requires_grad for operand in operands])
+    return needs if any(needs) else ()
 
 
 def _is_repeatable(node: torch.fx.Node) -> bool:

@@ -30,7 +30,12 @@ MUTANTS = (
            within="sum.dim_IntList zeros_like ones_like"),
     # Compiled modules on the device.
     mutant("writes-of-a-repeated-call-not-counted", "session.compiled_recorded",
-           "djinn_dynamo.remote_plans:RemotePlan.run", "for position in self.written:", "for position in ():"),
+           "djinn_dynamo.remote_plans:RemotePlan.submit", "for position in self.counted:", "for position in ():"),
+    mutant("gradients-of-several-uses-added-early", "session.compiled_recorded",
+           "djinn_dynamo.autograd_templates:AutogradTemplate.differentiate", "if uses > 1 else", "if uses > 99 else"),
+    mutant("gradient-of-another-result", "session.compiled_recorded",
+           "djinn_dynamo.remote_gradients:TrainedCall.backward",
+           "None if gradient is None else gradient._value.spec for", "None for"),
     # What travels.
     mutant("halves-mixed-up", "session.operations_equal", "djinn.wire.tensors:header_of",
            "    if name is None",
