@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SemanticMetadata,
         WorkloadProfile,
     )
+    from djinn_lib_later.face import LaterHandler, LaterValue, later
     from djinn_lib_schedule.calibrate import calibrate, profiles
     from djinn_lib_schedule.execution import ExecutionStrategy, execute
     from djinn_lib_schedule.lazy_tuple import LazyTuple
@@ -43,36 +44,31 @@ if TYPE_CHECKING:
     from djinn_lib_trace.waits import DjinnWarning
 
 with paused_collection():
-    from djinn import errors, later
+    from djinn import errors, lazy_names
     from djinn.errors import DjinnError, SessionClosedError, TransportError
     from djinn.ir.phase import ExecutionPhase
     from djinn.record import devices
     from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
     from djinn.session.logs import set_debug_level
-    from djinn.session.runtime import (
-        ensure_initialized,
-        init,
-        is_initialized,
-        register_init_hook,
-        shutdown,
-    )
+    from djinn.session.runtime import ensure_initialized, init, is_initialized, register_init_hook, shutdown
 
 __version__ = "0.1.0"
 __all__ = (
     "AnnotatedGraph", "Calibration", "Captured", "CostEstimate", "DataResidency", "DjinnError", "DjinnWarning",
-    "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "LazyTensor", "LazyTuple", "MemoryEstimator",
-    "MemoryPattern", "MetadataPlaceholder", "Modality", "RuntimeState", "Scheduler", "SchedulingStrategy",
-    "SemanticMetadata", "SessionClosedError", "TransportError", "WorkloadProfile", "annotate_graph", "build_graph",
-    "calibrate", "capture", "ensure_initialized", "errors", "execute", "explain", "find_patterns", "flush", "get_graph",
-    "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "init", "init_async", "is_capturing",
-    "is_initialized", "materialize", "materialize_async", "profiles", "register_init_hook", "reset_stats", "run_async",
-    "schedule", "session", "set_debug_level", "shutdown", "stats", "synchronize",
+    "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "LaterHandler", "LaterValue", "LazyTensor", "LazyTuple",
+    "MemoryEstimator", "MemoryPattern", "MetadataPlaceholder", "Modality", "RuntimeState", "Scheduler",
+    "SchedulingStrategy", "SemanticMetadata", "SessionClosedError", "TransportError", "WorkloadProfile",
+    "annotate_graph", "build_graph", "calibrate", "capture", "ensure_initialized", "errors", "execute", "explain",
+    "find_patterns", "flush", "get_graph", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state",
+    "init", "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "profiles",
+    "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level", "shutdown", "stats",
+    "synchronize",
 )
 def __getattr__(name: str) -> Any:
-    if name not in later.MODULES:
+    if name not in lazy_names.MODULES:
         raise AttributeError(f"module 'djinn' has no attribute {name!r}")
-    found = globals()[name] = later.load(name)
+    found = globals()[name] = lazy_names.load(name)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from djinn import later
+from djinn import lazy_names
 from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
@@ -158,12 +158,12 @@ class LazyTensor(torch.Tensor):
         return f"Parameter containing:\n{body}" if is_parameter else body
 
     def _repr_html_(self) -> str:
-        made: str = later.load("tensor_html")(self._value.spec, self._whereabouts())
+        made: str = lazy_names.load("tensor_html")(self._value.spec, self._whereabouts())
         return made
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         # A notebook would ask for the text too, and that for the data.
-        text = later.load("tensor_text")(self._value.spec, self._whereabouts())
+        text = lazy_names.load("tensor_text")(self._value.spec, self._whereabouts())
         return {"text/plain": text, "text/html": self._repr_html_()}
 
     def _whereabouts(self) -> str:

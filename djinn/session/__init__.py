@@ -9,14 +9,14 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from djinn import later
+from djinn import lazy_names
 
 
 class _Session(ModuleType):
     """The package under its other name; see `djinn_lib_async.face.session`."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
-        return later.load("session")(*args, **settings)
+        return lazy_names.load("session")(*args, **settings)
 
 
 sys.modules[__name__].__class__ = _Session

@@ -337,14 +337,14 @@ class Session:
             }
 
     def close(self) -> None:
-        """End the session: pending nodes are dropped, and remote values are freed."""
+        """End the session: pending nodes that the backend does not send are dropped, and remote values are freed."""
         with self.lock:
             if self.closed:
                 return
             stats = self.stats()
             self.closed = True
-            self.tape.nodes.clear()
             self.backend.close()
+            self.tape.nodes.clear()
         for observer in self.plugins.all("observer"):
             observer.observe(stats)
         try:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.
@@ -321,6 +321,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
         phase: The execution phase of the programs, starting with this batch, as far as the client knows; ``None`` keeps
             the current one. A session starts with `ExecutionPhase.UNKNOWN`.
         metered: Whether every answer, starting with this batch, reports how long programs ran.
+        later: Handles whose data the server sends as soon as it has it, while the client continues. If the connection
+            breaks, the values are lost; the client asks again.
         settled: Whether, in this batch, the device finishes each program before the next command; for timings.
     """
 
@@ -332,6 +334,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True, tag="batch"):
     phase: ExecutionPhase | None = None
     metered: bool = False
     settled: bool = False
+    later: tuple[Handle, ...] = ()
 
     @property
     def wants_reply(self) -> bool:
@@ -428,6 +431,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         assumes: If not empty, the answer was sent before its batch: it is the answer only if this is the digest of the
             batches up to that one; see `djinn_lib_service.early_answers`.
         since: Number of the last batch that the server had received then; the digest begins with the next one.
+        is_later: Whether ``items`` are the values of ``Batch.later``: then it reports and answers nothing else.
     """
 
     items: tuple[Item, ...] = ()
@@ -438,6 +442,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     warnings: Annotated[tuple[Warned, ...], Meta(max_length=MAX_WARNINGS)] = ()
     assumes: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
     since: Size = 0
+    is_later: bool = False
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack"):

@@ -21,6 +21,10 @@ from djinn_known_values.values import KnownValues
 __all__ = ("KnowingBackend", "open_knowing")
 
 _T = TypeVar("_T")
+COMPUTED_LIMIT = 256
+"""How many times as large a value may be as one that is kept, if it is only computed when somebody asks: the mask of a
+batch follows from the numbers of its positions.
+"""
 MAX_RULES = 8192
 """Signatures whose rule is remembered."""
 MAX_SEGMENTS = 512
@@ -42,7 +46,7 @@ class KnowingBackend(BackendWrapper):
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
-        limit_bytes: Size of the largest value.
+        limit_bytes: Size of the largest value that is kept.
 
     Concurrency:
         The caller holds the session's lock. Other threads may append to the tape; if they did so unseen, everything
@@ -57,7 +61,7 @@ class KnowingBackend(BackendWrapper):
         self._tape = tape
         self._released = released
         self._limit_bytes = limit_bytes
-        self._known = KnownValues()
+        self._known = KnownValues(limit_bytes)
         self._rules: dict[Signature, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
@@ -152,7 +156,7 @@ class KnowingBackend(BackendWrapper):
     def _rule(self, signature: Signature) -> Rule:
         if len(self._rules) >= MAX_RULES:
             self._rules.clear()
-        rule = self._rules[signature] = rule_of(signature, self._limit_bytes)
+        rule = self._rules[signature] = rule_of(signature, COMPUTED_LIMIT * self._limit_bytes)
         return rule
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:

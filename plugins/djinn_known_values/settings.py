@@ -14,5 +14,6 @@ class KnownValueSettings:
     """Which values the client computes itself."""
 
     known_value_bytes: int = setting(
-        4096, minimum=0, help="largest integer or boolean tensor, in bytes, that the client keeps or computes itself "
-                              "where a value depends only on uploads and constants; `0`: none")
+        4096, minimum=0, help="largest integer or boolean tensor, in bytes, of which the client keeps a copy when it "
+                              "is uploaded; values that depend only on such tensors and on constants are computed by "
+                              "the client up to 256 times that size; `0`: none")

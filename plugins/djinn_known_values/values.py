@@ -22,7 +22,7 @@ __all__ = ("KnownValues", "Unknown")
 MAX_VALUES = 4096
 """Values that are known at once; the oldest are dropped."""
 MAX_PENDING = 64
-"""Operations that one value may still have to be computed of; then it is computed at once."""
+"""Operations that one value may still have to be computed of; then it is computed at once, or is unknown if large."""
 MAX_CALLS = 1024
 """Operators with their arguments that are kept ready."""
 _CPU = torch.device("cpu")
@@ -72,11 +72,15 @@ class KnownValues:
     An operation on known values is computed when one of its results is asked for, from what its operands were when it
     was recorded.
 
+    Args:
+        limit_bytes: Size of the largest value that is computed before anybody asks.
+
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
         self._values: OrderedDict[int, _Value] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
         self._calls: dict[Template, BoundCall] = {}
@@ -101,6 +105,8 @@ class KnownValues:
         # The slots of a node that is repeated change; the values do not.
         call = _Call(node, operands, 1 + sum(operand.call.pending for operand in operands))
         if call.pending > MAX_PENDING:
+            if any(spec is not None and spec.size_bytes > self._limit_bytes for spec in node.signature.results):
+                return
             try:
                 self._finish(call)
             except Unknown:

@@ -218,7 +218,7 @@ class EarlyAnswers:
 
     def _form_of(self, batch: Batch) -> _Form | None:
         """Return the form of a batch; ``None`` if it contains more than runs."""
-        if batch.describe or batch.synchronize or batch.timed or batch.metered or batch.settled or not all(
+        if any((batch.describe, batch.synchronize, batch.timed, batch.metered, batch.settled, batch.later)) or not all(
                 isinstance(command, (Run, RunDelta)) for command in batch.commands):
             return None
         places = [self._ahead.place_of(handle) for handle in batch.fetch]

@@ -241,19 +241,32 @@ class ResumableChannel:
 
         Once the batch arrives, `send` has to be called with the same message, if it is the answer after all.
         """
-        line = self._line
-        if line is None or self._is_over:
+        if self._line is None or self._is_over:
             return False
         self._end.promised = max(self._end.promised, sequence)
+        line = self._sent(sequence, message, tensors)
+        if line is None:
+            return False
+        self._early = {number: sent for number, sent in self._early.items() if number > self._end.received}
+        self._early[sequence] = line, message
+        return True
+
+    def send_later(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> None:
+        """Send values that the client does not wait for. If there is no connection, it will ask again."""
+        self._sent(sequence, message, tensors)
+
+    def _sent(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> _Line | None:
+        """Send a message that is not sent again; return the connection if it took the message."""
+        line = self._line
+        if line is None or self._is_over:
+            return None
         try:
             with self._sending:
                 line.channel.send(sequence, message, tensors)
         except TransportError as error:
             self._lose(line, error)
-            return False
-        self._early = {number: sent for number, sent in self._early.items() if number > self._end.received}
-        self._early[sequence] = line, message
-        return True
+            return None
+        return line
 
     def greeted(self) -> None:
         """Do nothing: every connection was greeted before it became part of the session."""

@@ -238,6 +238,11 @@ class SessionService:
             self._release()
         self._peers.receive(command)
 
+    def later_values(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
+        """Return the values that the client of an executed batch asked for without waiting, and their tensors."""
+        data: list[torch.Tensor] = []
+        return Result(tuple([self._values.fetch(handle, data) for handle in batch.later]), is_later=True), data
+
     def _answer(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         data: list[torch.Tensor] = []
         items = [*(self._values.fetch(handle, data) for handle in batch.fetch),

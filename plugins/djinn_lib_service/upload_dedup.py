@@ -31,6 +31,7 @@ from djinn.wire.messages import (
 )
 from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
+from djinn_lib_service.kinds.transport import LaterReply, SupportsLaterValues
 from djinn_lib_service.tensor_bytes import size_bytes
 
 if TYPE_CHECKING:
@@ -144,6 +145,11 @@ class DedupConnection:
         result, data = self._connection.request(*self._reduced(batch, tensors))
         settled, self._settled = self._settled, Result()
         return after(settled, result), data
+
+    def later_values(self) -> list[LaterReply] | None:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsLaterValues`."""
+        plain = self._connection
+        return plain.later_values() if isinstance(plain, SupportsLaterValues) else None
 
     def cancel(self) -> None:
         """Cancel the programs sent so far; see `djinn.kinds.transport.SupportsCancellation.cancel`."""

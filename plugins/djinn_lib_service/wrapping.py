@@ -8,6 +8,7 @@ import torch
 
 from djinn.kinds.transport import Connection
 from djinn.wire.messages import Batch, Result
+from djinn_lib_service.kinds.transport import LaterReply, SupportsLaterValues
 
 __all__ = ("ConnectionWrapper",)
 
@@ -75,6 +76,11 @@ class ConnectionWrapper:
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer."""
         return self.plain.request(batch, tensors)
+
+    def later_values(self) -> list[LaterReply] | None:
+        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsLaterValues`."""
+        plain = self.plain
+        return plain.later_values() if isinstance(plain, SupportsLaterValues) else None
 
     def cancel(self) -> None:
         """Cancel the submitted work, if the wrapped connection can."""

@@ -442,6 +442,8 @@ def _answer_next(channel: ResumableChannel, service: SessionService, allowance: 
         result, data = service.handle(message, tensors, channel.stop, sequence)
         allowance.settle(service.live_handles)
         outcome = "lost"
+        if message.later:
+            channel.send_later(sequence, *service.later_values(message))
         if message.wants_reply:
             channel.send(sequence, result, data)
         outcome = "failed" if result.failures else "ok"

@@ -18,7 +18,7 @@ import torch
 from djinn_lib_interrupts.interrupts import SessionLock, deferral
 from djinn_lib_service.device_report import facts_of_device
 from djinn_lib_service.kinds.executor import Executor
-from djinn_lib_service.kinds.transport import PeerConnection
+from djinn_lib_service.kinds.transport import LaterReply, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
@@ -113,6 +113,8 @@ class LocalConnection:
         self._service = SessionService(executor, post=self._post)
         self._work: queue.SimpleQueue[tuple[Callable[[], _Answer], Future[_Answer]] | None] = queue.SimpleQueue()
         self._closed = False
+        self._later: deque[LaterReply] = deque()
+        """Values that were asked for without waiting; see `later_values`."""
         self._unfinished: deque[tuple[Future[_Answer], list[DjinnError]]] = deque()
         """Queued and running batches, with the lists that stop them; see
         `djinn_lib_service.service.SessionService.handle`."""
@@ -149,6 +151,10 @@ class LocalConnection:
         self._owed.clear()
         result, data = done.result()
         return after(told, result), data
+
+    def later_values(self) -> list[LaterReply]:
+        """Return arrived values; see `djinn_lib_service.kinds.transport.SupportsLaterValues.later_values`."""
+        return [self._later.popleft() for _ in range(len(self._later))]
 
     def cancel(self) -> None:
         """Drop queued batches and stop the running one; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
@@ -207,9 +213,9 @@ class LocalConnection:
                 torch.set_num_threads(threads)
             watching = spans.current
             if watching is None:
-                return self._service.handle(batch, tensors, stop)
+                return self._handled(batch, tensors, stop)
             with watching.timed("run", spans.SpanStage.EXECUTION, commands=len(batch.commands)):
-                return self._service.handle(batch, tensors, stop)
+                return self._handled(batch, tensors, stop)
 
         waits_for = self._unfinished[0][0] if len(self._unfinished) >= MAX_BATCHES else None
         self._unfinished.append((done, stop))
@@ -217,6 +223,17 @@ class LocalConnection:
         if waits_for is not None:
             _wait(waits_for)
         return done
+
+    def _handled(self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError]) -> _Answer:
+        if not batch.later:
+            return self._service.handle(batch, tensors, stop)
+        values: tuple[Result | None, list[torch.Tensor]] = None, []
+        try:
+            answer = self._service.handle(batch, tensors, stop)
+            values = self._service.later_values(batch)
+            return answer
+        finally:
+            self._later.append((batch.later, *values))
 
     def _borrows(self, batch: Batch) -> bool:
         """Whether programs of the batch may draw random numbers, or need another default dtype or other switches.

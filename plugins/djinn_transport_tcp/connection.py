@@ -13,6 +13,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_interrupts.interrupts import acquired, deferral, sleep, through
+from djinn_lib_service.kinds.transport import LaterReply
 from djinn_lib_service.resumption import MAX_BUFFERED_BYTES, ClientEnd, Patience
 from djinn_lib_service.settings import ResumeSettings
 from djinn_lib_service.upload_dedup import after
@@ -28,17 +29,16 @@ from djinn.wire.messages import (
     Message,
     PeerHello,
     Redirect,
-    Refusal,
     Result,
     Welcome,
 )
-from djinn_transport_tcp.byte_counts import ByteCounts
 from djinn_transport_tcp.copies import SentCopies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.interrupted import is_interrupted, without_large
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.outbox import Outbox
-from djinn_transport_tcp.reasons import AGAIN, explained, goodbye, refused, unanswered
+from djinn_transport_tcp.reading import MessageReader
+from djinn_transport_tcp.reasons import AGAIN, explained, unanswered
 from djinn_transport_tcp.sockets import ByteStream, StalledError
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import TlsError
@@ -55,13 +55,11 @@ MIN_SILENCE_S = 5.0
 """Minimum time that a server may be silent while a worker starts, even if the connect timeout leaves less."""
 CANCEL_S = 0.8
 """How long to try to cancel while the caller waits. After that, the client cancels with the next reconnection."""
-LAST_WORDS_S = 0.5
-"""How long to look for the server's reason after it has stopped reading."""
 FLUSH_EVERY = 8
 """Operations of the first batch that is sent early, so that its execution overlaps with the recording of the next."""
 
 
-class SocketConnection(ByteCounts):
+class SocketConnection(MessageReader):
     """The client's end of a session; see `djinn.kinds.transport.Connection`.
 
     A frame is transferred completely, or the connection is closed. So after an exception that is not a
@@ -85,8 +83,7 @@ class SocketConnection(ByteCounts):
     """
 
     def __init__(self, address: str, frames: FrameStream, request_timeout_s: float | None = None) -> None:
-        super().__init__(frames, Outbox(frames.stream))
-        self.address = address
+        super().__init__(address, frames, Outbox(frames.stream))
         self.welcome = Welcome(PROTOCOL_VERSION, "", "", "", "", "")
         self.flush_every = FLUSH_EVERY
         self._request_timeout_s = request_timeout_s
@@ -213,6 +210,18 @@ class SocketConnection(ByteCounts):
             settled, self._settled = self._settled, Result()
         return after(settled, answered[0]), answered[1]
 
+    def later_values(self) -> list[LaterReply]:
+        """Return arrived values; see `djinn_lib_service.kinds.transport.SupportsLaterValues.later_values`."""
+        with self._used():
+            try:
+                while self._later.is_waiting and not self._lost and self._frames.stream.is_ready():
+                    answered = self._heard()
+                    if answered is not None:
+                        self._settled = after(self._settled, answered[0])
+            except BaseException as error:  # noqa: BLE001  # as in `greet`
+                raise self._ended(error, Batch()) from None
+            return self._later.take()
+
     def cancel(self) -> None:
         """Cancel everything that was sent; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
         with self._used():
@@ -303,6 +312,9 @@ class SocketConnection(ByteCounts):
             return None
         if not isinstance(message, Result):
             raise ProtocolError(f"It answered a batch with a {type(message).__name__}.")
+        if message.is_later:
+            self._later.arrived(sequence, message, data)
+            return None
         if message.assumes:
             self._early.arrived(sequence, message, data, self._end.answered)
             return None
@@ -334,6 +346,7 @@ class SocketConnection(ByteCounts):
         if batch.wants_reply:
             self._owed = self._sequence
         self._early.sent(self._sequence, batch, views[0])
+        self._later.sent(self._sequence, batch)
         if self._again is None:
             return views, True
         size_bytes = len(views[0])
@@ -431,6 +444,7 @@ class SocketConnection(ByteCounts):
         self._cancelled_there = self._cancelled
         try:
             lacking = self._end.lacking(other.welcome.received)
+            self._later.lost(other.welcome.received)
         except ProtocolError:
             other.close()
             raise
@@ -478,16 +492,6 @@ class SocketConnection(ByteCounts):
         self._frames.close()
         self._outbox.close()
 
-    def _read(self) -> tuple[int, Message, list[torch.Tensor]]:
-        received = self._frames.read()
-        if received is None:
-            raise EOFError("the server closed it")
-        if isinstance(received[1], Refusal):
-            raise refused(self.address, received[1])
-        if isinstance(received[1], Goodbye):
-            raise goodbye(self.address, received[1])
-        return received
-
     def _closed(self) -> BaseException:
         unsaid, self._unsaid = self._unsaid, None
         return unsaid or TransportError(f"The connection to {self.address} is closed: {self._lost}.", hint=AGAIN)
@@ -529,17 +533,3 @@ class SocketConnection(ByteCounts):
         self._lost = failure.summary.rstrip(".") if isinstance(failure, DjinnError) else repr(failure)
         self._disconnect()
         return failure
-
-    def _last_words(self) -> Exception | None:
-        """Read the server's reason for closing the connection while this side was sending, if there is one."""
-        self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
-        try:
-            received = self._frames.read()
-            while received is not None and isinstance(received[1], Ack):
-                received = self._frames.read()
-        except (OSError, EOFError, ProtocolError):
-            # This error is less informative than the original one, which is reported instead.
-            return None
-        if received is not None and isinstance(received[1], Goodbye):
-            return goodbye(self.address, received[1])
-        return refused(self.address, received[1]) if received is not None and isinstance(received[1], Refusal) else None

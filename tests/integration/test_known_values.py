@@ -72,7 +72,8 @@ def test_a_write_is_seen(write: Any) -> None:
 
 def test_floats_large_tensors_and_divisions_are_asked_for() -> None:
     ids = torch.arange(4, device=DEVICE)
-    for value in (ids.float() + 1, torch.zeros(1000, dtype=torch.int64, device=DEVICE), ids // 3, ids + 1.5):
+    large = torch.zeros(2**18, dtype=torch.int64, device=DEVICE), torch.zeros(1000, dtype=torch.int64).to(DEVICE)
+    for value in (ids.float() + 1, *large, ids // 3, ids + 1.5):
         assert _trips_of(value.cpu)[0] == 1
 
 
@@ -111,6 +112,20 @@ def test_many_steps_are_followed_without_being_kept() -> None:
     for _ in range(1500):
         length = length + 1
     assert _trips_of(length.item) == (0, 1500)
+
+
+def test_the_positions_of_a_batch_are_known_and_long_chains_of_large_values_are_not() -> None:
+    positions = torch.arange(512, device=DEVICE).unsqueeze(0).expand(16, -1)
+
+    def is_packed() -> bool:
+        steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+        return not bool(((steps != 1).cumsum(-1)[:, -1] == 0).all())
+
+    assert _trips_of(is_packed) == (0, False)
+    counts = positions
+    for _ in range(100):
+        counts = counts + 1
+    assert _trips_of(counts[0, 0].item) == (1, 100)
 
 
 def test_it_can_be_switched_off() -> None:

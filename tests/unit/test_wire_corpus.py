@@ -180,6 +180,7 @@ def batches() -> list[Case]:
         Case("upload-by-digest", frame(Batch([UploadByDigest(5, bytes(range(32)))], fetch=(2**64 - 1, 2**64 - 2)))),
         Case("peers", frame(Batch([Peer(1, "tcp://10.0.0.2:7777", bytes(range(16))), Send(5, 1, 2**64 - 1),
                                    Receive(6, 1, "0f" * 16), Receive(7, 2, "0f" * 16, (7, 8))], timed=True))),
+        Case("later", frame(Batch([Run(1, (), [], (2, 3))], fetch=(2,), later=(3, 2**40)))),
         Case("metered", frame(Batch([Run(1, (), [], (2,))], metered=True))),
         Case("settled", frame(Batch([Run(1, (), [], (2,))], timed=True, settled=True))),
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
@@ -206,6 +207,7 @@ def results() -> list[Case]:
         Case("warnings", frame(Result((), warnings=(Warned("UserWarning", "degrees of freedom"), Warned("", ""))))),
         Case("run-time", frame(Result(run_ns=2**40))),
         Case("early", frame(Result((Plain(value=True),), assumes=bytes(range(16)), since=3))),
+        Case("later", frame(Result((header_of(half), Poisoned(3)), is_later=True), (half,), sequence=5)),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
     ]

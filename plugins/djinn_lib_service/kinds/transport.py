@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
-from djinn.wire.messages import Message, PeerHello, ValueTransfer
+from djinn.wire.messages import Message, PeerHello, Result, ValueTransfer
 from djinn_lib_service.options import ListenOptions
+
+LaterReply: TypeAlias = "tuple[tuple[int, ...], Result | None, list[torch.Tensor]]"
+"""Handles that one batch has asked for, and their values; ``None`` if they are lost and must be asked for again."""
 
 
 @runtime_checkable
@@ -36,6 +39,26 @@ class SupportsProgress(Connection, Protocol):
     @property
     def receiving_bytes(self) -> int:
         """Value of ``bytes_received`` when the tensors of the arriving answer are complete."""
+
+
+@runtime_checkable
+class SupportsLaterValues(Protocol):
+    """Optional method of a `Connection` that fetches values while the client continues.
+
+    Laws:
+        session.later_exact
+    """
+
+    def later_values(self) -> list[LaterReply] | None:
+        """Return the values of `djinn.wire.messages.Batch.later` that have arrived, without waiting for others.
+
+        Returns:
+            The replies since the last call, in the order of the batches. ``None`` if the connection cannot do this;
+            then no batch may ask.
+
+        Raises:
+            TransportError: The connection is lost.
+        """
 
 
 @runtime_checkable

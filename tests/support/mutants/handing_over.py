@@ -129,6 +129,12 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    # Values that nobody waits for.
+    mutant("written-and-still-to-come", "session.later_exact", "djinn_lib_later.values:later", ").clone()", ")"),
+    mutant("asked-for-before-it-is-sent", "session.later_exact", "djinn_lib_later.outstanding:OutstandingValues.choose",
+           "value.slot.number in pending or ", ""),
+    mutant("failure-heard-by-nobody", "session.later_exact", "djinn_later.backend:LaterBackend._raise_unheard",
+           "raise failure", "pass"),
     # Early answers.
     mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
            "and digest_of_batches(batches) == result.assumes", "", over=SERVED),

@@ -16,6 +16,7 @@ from djinn_conformance import (
     test_session_compiled,
     test_session_database,
     test_session_known,
+    test_session_later,
     test_session_machine,
     test_session_operations,
     test_session_places,
@@ -40,9 +41,9 @@ from djinn.record import devices
 from djinn.session.session import Session
 
 _SUITES = (
-    test_session_async, test_session_compiled, test_session_database, test_session_known, test_session_machine,
-    test_session_operations, test_session_places, test_session_programs, test_session_pushed, test_session_recovery,
-    test_session_repeats, test_session_served, test_session_switches, test_session_training,
+    test_session_async, test_session_compiled, test_session_database, test_session_known, test_session_later,
+    test_session_machine, test_session_operations, test_session_places, test_session_programs, test_session_pushed,
+    test_session_recovery, test_session_repeats, test_session_served, test_session_switches, test_session_training,
 )
 
 
@@ -138,8 +139,9 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
             given(loop=loop)
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
-    elif test.__module__ in (test_session_compiled.__name__, test_session_known.__name__, test_session_places.__name__,
-                             test_session_pushed.__name__, test_session_switches.__name__):
+    elif test.__module__ in (test_session_compiled.__name__, test_session_known.__name__, test_session_later.__name__,
+                             test_session_places.__name__, test_session_pushed.__name__,
+                             test_session_switches.__name__):
         given()
     else:
         given(group=_group(test, within))

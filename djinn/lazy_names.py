@@ -17,6 +17,7 @@ MODULES = {
     **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",
                      "WorkloadProfile"), "djinn_lib_graph.metadata"),
     **dict.fromkeys(("tensor_html", "tensor_text"), "djinn_lib_graph.display"),
+    **dict.fromkeys(("LaterHandler", "LaterValue", "later"), "djinn_lib_later.face"),
     "AnnotatedGraph": "djinn_lib_graph.annotated",
     **dict.fromkeys(("calibrate", "profiles"), "djinn_lib_schedule.calibrate"),
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),

@@ -1,0 +1,1 @@
+"""Library: values that a program does not wait for, and a handler for logs of them."""

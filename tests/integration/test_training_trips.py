@@ -1,0 +1,66 @@
+"""What a training step waits for: counted, over a guarded server that does not answer early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+import djinn
+
+pytestmark = pytest.mark.usefixtures("on_a_server")
+DEVICE = "remote_accelerator:0"
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> None:
+    djinn.init(early_answers=False)
+
+
+def _clip(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+
+
+def _scaled(clips: bool) -> Callable[[torch.nn.Module, torch.optim.Optimizer, torch.Tensor], None]:
+    scaler = torch.amp.GradScaler("remote_accelerator", init_scale=4.0)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        scaler.scale(loss).backward()
+        if clips:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+def _trips(step: Callable[[torch.nn.Module, torch.optim.Optimizer, torch.Tensor], None], *, fused: bool) -> list[int]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    data = torch.randn(4, 8).to(DEVICE)
+    trips = []
+    for _ in range(8):
+        trips.append(djinn.stats()["round_trips"])
+        step(model, optimizer, model(data).square().mean())
+        optimizer.zero_grad()
+    djinn.synchronize()
+    return [after - before for before, after in pairwise(trips)][2:]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_clipping_waits_for_nothing(fused: bool) -> None:
+    assert set(_trips(_clip, fused=fused)) == {0}
+
+
+@pytest.mark.parametrize("clips", [False, True], ids=["scaled", "scaled and clipped"])
+def test_a_gradient_scaler_waits_for_nothing_with_a_fused_optimizer(clips: bool) -> None:
+    assert set(_trips(_scaled(clips), fused=True)) == {0}
+    # With others, PyTorch asks whether to make the step.
+    assert set(_trips(_scaled(clips), fused=False)) == {1}
