@@ -86,6 +86,12 @@ class InputsError(DjinnError, ValueError):
     code = "DJ106"
 
 
+class NothingCapturedError(DjinnError, RuntimeError):
+    """A graph is requested, and no operation has been captured."""
+
+    code = "DJ107"
+
+
 class PluginError(DjinnError):
     """A plugin is missing, broken or of the wrong kind."""
 
