@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 from djinn.ir.tape import Node
 
@@ -26,6 +28,9 @@ class AdaptiveFlush:
     in each iteration, wherever the first one began, and are recognized as known programs. Source: content-defined
     chunking, as in rsync and its successors.
 
+    A loop that never waits reaches pieces longer than an iteration. If no such point comes, a pair of operations that
+    the loop records once an iteration becomes the landmark: the next pieces end there, and are whole iterations.
+
     Attributes:
         limit: Number of pending operations from which `is_due` must be checked.
     """
@@ -43,16 +48,22 @@ class AdaptiveFlush:
         self._first = first or sys.maxsize
         self._is_fixed = is_fixed or not first
         self.limit = self._first
+        self._landmark: tuple[int, int] | None = None
 
     def is_due(self, nodes: Sequence[Node]) -> bool:
         """Whether ``nodes``, at least `limit` of them, form a complete piece."""
         # Another thread may submit the nodes meanwhile.
-        tail = nodes[-2:]
-        if self._is_fixed or len(tail) < 2 or len(nodes) >= 2 * self.limit:
+        tail = tuple(node.signature.template_number for node in nodes[-2:])
+        if self._is_fixed or len(tail) < 2:
             return True
-        before, last = (node.signature.template_number for node in tail)
+        if len(nodes) >= 2 * self.limit:
+            pairs = Counter(pairwise(node.signature.template_number for node in nodes))
+            self._landmark = min(pairs, key=pairs.__getitem__, default=None)
+            return True
+        if tail == self._landmark or (self._landmark and self.limit >= MAX_PIECE):
+            return tail == self._landmark  # A longer piece ends at the landmark only.
         # Multiply by the golden ratio, as in Knuth's hash, to spread small numbers over all residues.
-        return ((31 * last + before) * 0x9E3779B1 >> 16) % max(1, self.limit // _CHOICE) == 0
+        return ((31 * tail[1] + tail[0]) * 0x9E3779B1 >> 16) % max(1, self.limit // _CHOICE) == 0
 
     def sent(self) -> None:
         """Record that a piece was submitted."""

@@ -149,7 +149,7 @@ class SingleBackend:
     def _fetch_values(self, slots: Sequence[Slot]) -> list[Any]:
         items, tensors = self._request(Batch([], fetch=tuple(slot.number for slot in slots), synchronize=not slots))
         data = iter(tensors)
-        return [self._local(item, data) for item in items]
+        return [next(data) if isinstance(item, TensorHeader) else from_wire(item.value) for item in items]
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
@@ -164,8 +164,7 @@ class SingleBackend:
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor; small ones are batched. There is only one device, so ``device`` is ignored."""
-        length = dense.numel() * dense.element_size()
-        self._held_bytes += length
+        self._held_bytes += dense.nbytes
         is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
         self._commands.append(Upload(number, header_of(dense)))
         self._tensors.append(dense.clone() if is_held else dense)
@@ -344,10 +343,6 @@ class SingleBackend:
             self._origins[program, step] = node.origin
         while len(self._origins) > 100 * MAX_FAILURES:
             self._origins.popitem(last=False)
-
-    @staticmethod
-    def _local(item: Any, data: Any) -> Any:
-        return next(data) if isinstance(item, TensorHeader) else from_wire(item.value)
 
 
 def _warn(given: Sequence[Warned]) -> None:

@@ -17,8 +17,8 @@ import torch
 from djinn.ir.tape import Tape
 from djinn_lib_trace.callers import is_own, program_frame
 
-__all__ = ("DjinnWarning", "LineWaits", "Traffic", "WaitLedger", "WaitTable", "is_installed", "ledger_of", "reset",
-           "table_of")
+__all__ = ("DjinnWarning", "Line", "LineWaits", "Traffic", "WaitLedger", "WaitTable", "is_installed", "ledger_of",
+           "reset", "table_of")
 
 MAX_LINES = 10_000
 """Most lines that are counted; waits at further lines are counted together."""

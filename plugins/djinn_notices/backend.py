@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
-from djinn_lib_trace.waits import DjinnWarning, LineWaits, Traffic, WaitLedger, is_installed, ledger_of
+from djinn_lib_trace.callers import is_torch
+from djinn_lib_trace.waits import DjinnWarning, Line, LineWaits, Traffic, WaitLedger, is_installed, ledger_of
 
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
@@ -27,6 +27,7 @@ LONG_S = 0.5
 """Waiting time at one line that is worth a warning."""
 SHARE = 0.2
 """Share of the time since the first wait at a line that is worth one."""
+_T = TypeVar("_T")
 _APPLY = torch.nn.Module._apply.__code__
 
 
@@ -44,54 +45,62 @@ class WatchedBackend(BackendWrapper):
     def __init__(self, plain: Backend, tape: Tape) -> None:
         super().__init__(plain)
         self._ledger = ledger_of(tape)
-        self._movers: set[tuple[str, int]] = set()
+        self._movers: set[Line] = set()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Fetch values."""
-        with self._counted():
-            return self.plain.fetch(slots, whole=whole)
+        return self._counted(lambda: self.plain.fetch(slots, whole=whole))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
-        with self._counted():
-            return self.plain.describe(slots)
+        return self._counted(lambda: self.plain.describe(slots))
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
-        with self._counted():
-            self.plain.synchronize()
+        self._counted(self.plain.synchronize)
 
     def _traffic(self) -> Traffic:
-        executors = self.plain.executors
-        return (sum(executor.round_trips + getattr(executor.connection, "round_trips", 0) for executor in executors),
-                sum(executor.connection.bytes_sent for executor in executors),
-                sum(executor.connection.bytes_received for executor in executors))
+        round_trips = bytes_sent = bytes_received = 0
+        for executor in self.plain.executors:
+            connection = executor.connection
+            round_trips += executor.round_trips + getattr(connection, "round_trips", 0)
+            bytes_sent += connection.bytes_sent
+            bytes_received += connection.bytes_received
+        return round_trips, bytes_sent, bytes_received
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        ledger, began_s = self._ledger, time.perf_counter()
-        before = ledger.traffic or self._traffic()
+    def _counted(self, action: Callable[[], _T]) -> _T:
+        began_s, before = time.perf_counter(), self._ledger.traffic or self._traffic()
         try:
-            yield
-        finally:
-            ended_s = time.perf_counter()
-            now = ledger.traffic = self._traffic()
-            if now[0] < before[0]:
-                # A recovery has opened other connections.
-                before = 0, 0, 0
-            has_waited = now[0] > before[0]
-            if has_waited:
-                line, mover = _where(ledger)
-                waits = ledger.at(line)
-                waits.began_s = waits.began_s or began_s
-                waits.round_trips += now[0] - before[0]
-                waits.wait_s += ended_s - began_s
-                waits.bytes_sent += now[1] - before[1]
-                waits.bytes_received += now[2] - before[2]
-        if has_waited:
-            self._warn(line, waits, mover, ended_s)
+            result = action()
+        except BaseException:
+            self._count(began_s, time.perf_counter(), before)
+            raise
+        ended_s = time.perf_counter()
+        if (waited := self._count(began_s, ended_s, before)) is not None:
+            self._warn(*waited, ended_s)
+        return result
 
-    def _warn(self, line: tuple[str, int], waits: LineWaits, mover: tuple[str, int] | None, now_s: float) -> None:
+    def _count(
+        self, began_s: float, ended_s: float, before: Traffic
+    ) -> tuple[Line, LineWaits, Line | None] | None:
+        """Count a wait, if it was one; returns its line, that line's account, and who moves a module there."""
+        ledger = self._ledger
+        now = ledger.traffic = self._traffic()
+        if now[0] < before[0]:
+            # A recovery has opened other connections.
+            before = 0, 0, 0
+        if now[0] == before[0]:
+            return None
+        line, mover = _where(ledger)
+        waits = ledger.at(line)
+        waits.began_s = waits.began_s or began_s
+        waits.round_trips += now[0] - before[0]
+        waits.wait_s += ended_s - began_s
+        waits.bytes_sent += now[1] - before[1]
+        waits.bytes_received += now[2] - before[2]
+        return line, waits, mover
+
+    def _warn(self, line: Line, waits: LineWaits, mover: Line | None, now_s: float) -> None:
         if mover is not None and mover not in self._movers:
             self._movers.add(mover)
             _say(line, f"A module moved from the remote accelerator to the CPU, because {mover[0]}:{mover[1]} said so: "
@@ -119,29 +128,28 @@ def open_watched(opens: OpenBackend, connections: Sequence[Connection], tape: Ta
     return kind(plain, tape)
 
 
-def _where(ledger: WaitLedger) -> tuple[tuple[str, int], tuple[str, int] | None]:
+def _where(ledger: WaitLedger) -> tuple[Line, Line | None]:
     """Return the user's line, and the library's line that moves a module, if there is one."""
     first: FrameType | None = None
     mover: FrameType | None = None
     moves = False
     for frame in ledger.program_frames():
         code = frame.f_code
-        name = str(frame.f_globals.get("__name__", ""))
-        moves = moves or code is _APPLY
-        if name == "torch" or name.startswith("torch."):
+        if is_torch(frame):
+            moves = moves or code is _APPLY
             continue
-        first = first or frame
         if not is_installed(code.co_filename):
             return (code.co_filename, frame.f_lineno), _line_of(mover)
+        first = first or frame
         if moves and mover is None:
             mover = frame
     return _line_of(first) or ("(no Python)", 0), None
 
 
-def _line_of(frame: FrameType | None) -> tuple[str, int] | None:
+def _line_of(frame: FrameType | None) -> Line | None:
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
-def _say(line: tuple[str, int], text: str) -> None:
+def _say(line: Line, text: str) -> None:
     file, number = line
     warnings.warn_explicit(text, DjinnWarning, file, number)

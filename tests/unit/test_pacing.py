@@ -59,3 +59,12 @@ def test_pieces_of_a_loop_are_few_wherever_it_was_entered() -> None:
     for offset in (0, 1, 517, 1499):
         assert len(later_pieces(AdaptiveFlush(8, is_fixed=False), offset)) <= 12
         assert len(later_pieces(AdaptiveFlush(1024, is_fixed=True), offset)) > 50
+
+
+def test_a_loop_that_never_waits_is_one_piece_again_and_again() -> None:
+    layers = [1000 + number for number in range(35)] * 12
+    loop = [*layers, *range(2000, 2049)]
+    made = pieces(AdaptiveFlush(8, is_fixed=False), [*range(300), *loop * 60])
+    later = {tuple(piece) for piece in made[len(made) // 2:]}
+    assert len(later) == 1
+    assert len(later.pop()) % len(loop) == 0
