@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AmbiguousPluginError", "ConfigurationError", "DeviceLostError", "DeviceNameTakenError", "DjinnError",
-    "DocumentError", "InputsError", "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError",
-    "PluginError", "PluginLoadError", "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError",
-    "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError",
-    "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError", "SessionTerminatedError",
-    "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError", "UnknownOperatorError",
-    "UnsupportedTensorError",
+    "DocumentError", "InputsError", "LimitError", "NothingCapturedError", "OperationCancelledError",
+    "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError", "PluginValidationError", "ProgramTimeoutError",
+    "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError",
+    "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError",
+    "SessionTerminatedError", "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError",
+    "UnknownOperatorError", "UnsupportedTensorError",
 )
 
 

@@ -16,7 +16,7 @@ __all__ = ("InterceptionContext", "disable_interception", "get_current_context",
 
 
 class InterceptionContext(StrEnum):
-    """Why a block keeps its factories at home; `get_current_context` tells it to code that the block calls."""
+    """The reason why a block keeps its factories local, for code that the block calls."""
 
     NONE = "none"
     """It does not: the usual case."""
@@ -52,7 +52,7 @@ def disable_interception(
 ) -> Iterator[InterceptionContext]:
     """Keep this thread's factories local for the length of a block, also within `djinn.capture`.
 
-    A tensor that names the remote device is remote nevertheless, and so is what is computed from remote tensors.
+    A tensor that names the remote device is remote nevertheless, and so are results computed from remote tensors.
 
     Args:
         context: The reason.

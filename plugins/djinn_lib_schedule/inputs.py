@@ -131,7 +131,7 @@ def bind(
 def _places(outside: Sequence[Outside], made: Sequence[Outside], inputs: Sequence[Any]) -> list[Outside]:
     """Choose the values that inputs without names stand for.
 
-    A tensor that the block has made is what it was there. Otherwise, the values from outside come first, and then those
+    A tensor that the block has made stands for itself. Otherwise, the values from outside come first, and then those
     that the block made for its model, if as many inputs are given.
     """
     own = {value.value: value for value in made}
