@@ -14,7 +14,7 @@ from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta, Warne
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
-from djinn_lib_service.kinds.executor import SupportsDrawingAhead, SupportsSkippedSteps, SupportsSpeculation
+from djinn_lib_service.kinds.executor import SpareRoom, SupportsDrawingAhead, SupportsSkippedSteps, SupportsSpeculation
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
@@ -39,6 +39,7 @@ class ProgramRuns:
         time: Measures how long programs run.
         warnings: Keeps the warnings that kernels give.
         turns: Decides when programs may run; ``None`` for any time.
+        spare: Room for values that grow; ``None`` if there is none.
 
     Attributes:
         skipped: Programs skipped because their batch was cancelled.
@@ -50,8 +51,9 @@ class ProgramRuns:
     def __init__(
         self, programs: DefinedPrograms, values: SessionValues, memory: SessionMemory, random: RandomState,
         failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, warnings: KernelWarnings,
-        turns: Turns | None,
+        turns: Turns | None, spare: SpareRoom | None = None,
     ) -> None:
+        self._spare = spare
         self._programs = programs
         self._values = values
         self._memory = memory
@@ -127,7 +129,8 @@ class ProgramRuns:
             operator = body.templates[body.steps[step].template].operator
             return self._failures.add(error, operator=operator, run=run.program, step=step)
 
-        inputs = [self._values.value(handle) for handle in run.inputs]
+        inputs = [self._values.given(handle) for handle in run.inputs]
+        self._make_ready(known, run, inputs)
         before = list(inputs)
         numbers = messages.from_wire(run.numbers)
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
@@ -143,6 +146,14 @@ class ProgramRuns:
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)
         return outputs
+
+    def _make_ready(self, known: DefinedProgram, run: Run, inputs: Sequence[Any]) -> None:
+        """Move inputs out of spare room that the program must find as eager lays them out."""
+        if self._spare is not None and known.program is not None:
+            for position in self._spare.make_ready(known.program, inputs):
+                handle = run.inputs[position]
+                if self._table.get(handle) is inputs[position]:
+                    self._table.put(handle, inputs[position])
 
     def _skipped(self, run: Run) -> list[Any]:
         """Return the outputs of a cancelled run."""
@@ -182,8 +193,10 @@ class ProgramRuns:
             or len(run.inputs) != known.definition.body.inputs
             or len(run.outputs) != len(known.definition.body.keep)
             or not self._memory.begin_run_ahead(run, inputs)
-            or (known.checked is not None and known.checked.refused(inputs, numbers))
         ):
+            return None
+        self._make_ready(known, run, inputs)
+        if known.checked is not None and known.checked.refused(inputs, numbers):
             return None
         failures, outputs = list[BaseException](), list[Any]()
         given: Sequence[Warned] = ()

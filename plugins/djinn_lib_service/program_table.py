@@ -15,6 +15,7 @@ from djinn_lib_service.kinds.executor import (
     Executor,
     RandomState,
     Report,
+    SpareRoom,
     SupportsCheckedCompile,
     SupportsStop,
 )
@@ -71,17 +72,19 @@ class DefinedPrograms:
         failures: Records why a program cannot run.
         allowance: Limits their size; ``None`` for no limit.
         watch: Checks them before they are compiled; none if the client is this process itself.
+        spare: Room that they may write values that grow into; ``None`` for none.
 
     Concurrency:
         One thread at a time.
     """
 
     def __init__(self, executor: Executor, failures: Failures, allowance: Allowance | None = None,
-                 watch: ProgramChecker | None = None) -> None:
+                 watch: ProgramChecker | None = None, spare: SpareRoom | None = None) -> None:
         self._executor = executor
         self._failures = failures
         self._allowance = allowance
         self._watch = watch
+        self._spare = spare
         self._known: dict[int, DefinedProgram] = {}
         self.get = self._known.get
 
@@ -113,5 +116,7 @@ class DefinedPrograms:
             names = sorted({body.templates[template].operator for template in checked.calls})
             raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
                                        hint="Serve with an executor that has `compile_checked`.")
+        if self._spare is not None:
+            self._spare.admit(program)
         return DefinedProgram(command, program, checked,
                               stoppable=program if isinstance(program, SupportsStop) else None)

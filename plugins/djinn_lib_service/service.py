@@ -31,6 +31,7 @@ from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.early_answers import EarlyAnswers, EarlyChannel
 from djinn_lib_service.kernel_warnings import KernelWarnings
 from djinn_lib_service.kinds import Executor, MemoryManager, ProgramChecker, RandomState, SessionMemory
+from djinn_lib_service.kinds.executor import SupportsGrowth
 from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns
@@ -85,11 +86,13 @@ class SessionService:
         self._warnings = KernelWarnings()
         self._timings: Timings | None = None
         self._run_time = RunTime(executor, self._failures.attempt)
+        # With a limit, storages are moved and computed again one by one, so each holds one value and no more.
+        spare = executor.spare_room() if manager is None and isinstance(executor, SupportsGrowth) else None
         self._values = SessionValues(executor, self.memory, random, self._failures, travels=travels,
-                                     contents=contents, allowance=allowance)
-        self._programs = DefinedPrograms(executor, self._failures, allowance, watch)
+                                     contents=contents, allowance=allowance, spare=spare)
+        self._programs = DefinedPrograms(executor, self._failures, allowance, watch, spare)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
-                                 self._predictor, self.ahead, self._run_time, self._warnings, turns)
+                                 self._predictor, self.ahead, self._run_time, self._warnings, turns, spare)
         self._peers = PeerValues(post, self._values, self.memory, random, self._failures)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())

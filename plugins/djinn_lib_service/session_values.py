@@ -16,7 +16,7 @@ from djinn_lib_service.content_store import Contents
 from djinn_lib_service.device_answers import DeviceReports
 from djinn_lib_service.device_report import REPORT_HANDLES
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
-from djinn_lib_service.kinds.executor import SupportsSharing
+from djinn_lib_service.kinds.executor import SpareRoom, SupportsSharing
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
 from djinn_lib_service.turns import Allowance
@@ -35,6 +35,7 @@ class SessionValues:
         travels: Whether tensors come from and go to another process; see `djinn_lib_service.service.SessionService`.
         contents: Keeps uploads, if they should be kept.
         allowance: Limits the number of values; ``None`` for no limit.
+        spare: Knows values that lie in spare room; ``None`` if there are none.
 
     Attributes:
         adopt: Copies a tensor to the device, or takes it over; it may then be written as a value.
@@ -45,8 +46,10 @@ class SessionValues:
     """
 
     def __init__(self, executor: Executor, memory: SessionMemory, random: RandomState, failures: Failures, *,
-                 travels: bool = False, contents: Contents | None = None, allowance: Allowance | None = None) -> None:
+                 travels: bool = False, contents: Contents | None = None, allowance: Allowance | None = None,
+                 spare: SpareRoom | None = None) -> None:
         self._memory = memory
+        self._spare = spare
         self._table = memory.values
         self._random = random
         self._failures = failures
@@ -61,7 +64,14 @@ class SessionValues:
         self.read = executor.get if shared is None else shared.lend
 
     def value(self, handle: int) -> Any:
-        """Return a value; poison if there is none."""
+        """Return a value as eager lays it out; poison if there is none."""
+        value = self.given(handle)
+        if self._spare is not None and self._spare.make_dense(value):
+            self._table.put(handle, value)
+        return value
+
+    def given(self, handle: int) -> Any:
+        """Return a value as it lies in memory; poison if there is none."""
         try:
             return self._table[handle]
         except KeyError:

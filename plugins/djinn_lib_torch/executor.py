@@ -23,6 +23,7 @@ from djinn.wire.tensors import to_dense_cpu
 from djinn_lib_torch.calls import BoundCall, bind
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.effects import effects_of
+from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
 
@@ -104,6 +105,10 @@ class TorchExecutor:
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             return to_dense_cpu(value)
 
+    def spare_room(self) -> GrowingValues:
+        """Keep room behind values that grow; see `djinn_lib_service.kinds.executor.SupportsGrowth`."""
+        return GrowingValues(self._lock)
+
     def default_generator(self) -> torch.Generator:
         """Return the generator that operators draw from if they are given none."""
         return torch.default_generator
@@ -120,7 +125,12 @@ class TorchProgram:
     """A program bound to PyTorch's operators.
 
     It is interpreted the first time, and compiled to straight-line Python when it repeats.
+
+    Attributes:
+        growth: Where values may grow into spare room.
     """
+
+    growth = Growth()
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
@@ -138,6 +148,11 @@ class TorchProgram:
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
         self._probabilities = _probabilities(program, calls)
+
+    def grow(self, join: Callable[[BoundCall], BoundCall]) -> None:
+        """Let values grow into spare room, in calls that ``join`` makes; before the first run."""
+        self.growth = growth_of(self._program)
+        self._program, self._calls = with_joins(self._program, self._calls, self.growth.steps, join)
 
     @cached_property
     def effects(self) -> Effects:

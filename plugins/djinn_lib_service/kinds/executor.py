@@ -181,6 +181,38 @@ class SupportsOutOfMemoryRetry(Protocol):
     """Releases memory that is not in use, and returns whether there was any."""
 
 
+class SpareRoom(Protocol):
+    """The values of one session that are kept in memory with room to grow.
+
+    A program that was admitted writes the result of `cat` behind its first argument, if it can. Such a result has the
+    size, dtype and elements that eager gives, and gaps between its elements. Only programs that were admitted may be
+    given it as it is.
+
+    Laws:
+        executor.growth_invisible
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def admit(self, program: CompiledProgram) -> None:
+        """Let a program write growing values into spare room. Call this before its first run."""
+
+    def make_ready(self, program: CompiledProgram, inputs: Sequence[Any]) -> Sequence[int]:
+        """Move, as `make_dense` does, the inputs that a program must not be given with gaps; return their positions."""
+
+    def make_dense(self, value: Any) -> bool:
+        """Move a value to separate memory, laid out as eager lays it out, if it has gaps; return whether it had."""
+
+
+@runtime_checkable
+class SupportsGrowth(Protocol):
+    """Optional method of an `Executor` that can write values that grow into spare room."""
+
+    def spare_room(self) -> SpareRoom:
+        """Begin to keep spare room for the values of one session."""
+
+
 class ExecutorFactory(Protocol):
     """Creates executors of one kind."""
 
