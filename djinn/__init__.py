@@ -5,6 +5,7 @@ Importing registers the device ``remote_accelerator`` with PyTorch. It opens no 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,35 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from djinn.gc_pause import paused_collection
 
 if TYPE_CHECKING:
-    from djinn_lib_async.face import init_async, materialize_async, run_async, session
-    from djinn_lib_graph.analysis import annotate_graph, build_graph, find_patterns
-    from djinn_lib_graph.annotated import AnnotatedGraph
-    from djinn_lib_graph.capture import Captured, capture, get_graph, is_capturing
-    from djinn_lib_graph.metadata import (
-        DataResidency,
-        MemoryPattern,
-        MetadataPlaceholder,
-        Modality,
-        SemanticMetadata,
-        WorkloadProfile,
-    )
-    from djinn_lib_later.face import LaterHandler, LaterValue, later
-    from djinn_lib_schedule.calibrate import calibrate, profiles
-    from djinn_lib_schedule.execution import ExecutionStrategy, execute
-    from djinn_lib_schedule.lazy_tuple import LazyTuple
-    from djinn_lib_schedule.liveness import MemoryEstimator
-    from djinn_lib_schedule.profiles import Calibration
-    from djinn_lib_schedule.report import explain
-    from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
-    from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
-    from djinn_lib_trace.counters import reset_stats, stats
-    from djinn_lib_trace.state import (
-        RuntimeState,
-        get_initialization_time_ms,
-        get_interception_stats,
-        get_runtime_state,
-    )
-    from djinn_lib_trace.waits import DjinnWarning
+    from djinn_lib_names.face import *  # noqa: F403  # the names that libraries provide; at run time, `lazy_names` loads them
 
 with paused_collection():
     from djinn import errors, lazy_names
@@ -51,23 +24,31 @@ with paused_collection():
     from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
     from djinn.session.logs import set_debug_level
-    from djinn.session.runtime import ensure_initialized, init, is_initialized, register_init_hook, shutdown
+    from djinn.session.runtime import (
+        ensure_initialized,
+        init,
+        is_initialized,
+        register_init_hook,
+        shutdown,
+    )
 
 __version__ = "0.1.0"
-__all__ = (
-    "AnnotatedGraph", "Calibration", "Captured", "CostEstimate", "DataResidency", "DjinnError", "DjinnWarning",
-    "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "LaterHandler", "LaterValue", "LazyTensor", "LazyTuple",
-    "MemoryEstimator", "MemoryPattern", "MetadataPlaceholder", "Modality", "RuntimeState", "Scheduler",
-    "SchedulingStrategy", "SemanticMetadata", "SessionClosedError", "TransportError", "WorkloadProfile",
-    "annotate_graph", "build_graph", "calibrate", "capture", "ensure_initialized", "errors", "execute", "explain",
-    "find_patterns", "flush", "get_graph", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state",
-    "init", "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "profiles",
-    "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level", "shutdown", "stats",
-    "synchronize",
+__all__ = (  # noqa: F405  # see above
+    "AnnotatedGraph", "Calibration", "Captured", "Coordinator", "CostCalculator", "CostEstimate", "DataResidency",
+    "DjinnError", "DjinnWarning", "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "FragmentationConfig",
+    "Graph", "GraphBuilder", "GraphNode", "InterceptionContext", "LaterHandler", "LaterValue", "LazyTensor",
+    "LazyTuple", "MemoryEstimator", "MemoryPattern", "MetadataPlaceholder", "Modality", "OperationClass",
+    "PatternMatch", "PatternPlugin", "PatternRegistry", "RemoteSubgraph", "RuntimeState", "Scheduler",
+    "SchedulingStrategy", "SemanticAnalyzer", "SemanticMetadata", "SessionClosedError", "SmartSubgraphBuilder",
+    "SubgraphBuilder", "SubgraphFragment", "TransportError", "WorkloadProfile", "WorkloadType", "annotate_graph",
+    "build_graph", "calibrate", "capture", "disable_interception", "ensure_initialized", "errors", "execute", "explain",
+    "find_patterns", "flush", "get_coordinator", "get_current_context", "get_global_builder", "get_graph",
+    "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "get_thread_pool", "init",
+    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "profiles",
+    "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level", "should_intercept",
+    "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:
-    if name not in lazy_names.MODULES:
-        raise AttributeError(f"module 'djinn' has no attribute {name!r}")
     found = globals()[name] = lazy_names.load(name)
     return found
 
@@ -115,5 +96,6 @@ def _install() -> None:
         devices.install_failed(problem)
 
 
+sys.meta_path.append(lazy_names)
 with paused_collection():
     _install()

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AmbiguousPluginError", "ConfigurationError", "DeviceLostError", "DeviceNameTakenError", "DjinnError",
-    "DocumentError", "InputsError", "LimitError", "OperationCancelledError", "OutOfMemoryError", "PeerError",
-    "PluginError", "PluginLoadError", "PluginValidationError", "ProgramTimeoutError", "ProgramTooLargeError",
-    "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError", "RemoteTimeoutError",
-    "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError", "SessionTerminatedError",
-    "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError", "UnknownOperatorError",
-    "UnsupportedTensorError",
+    "DocumentError", "InputsError", "LimitError", "NothingCapturedError", "OperationCancelledError",
+    "OutOfMemoryError", "PeerError", "PluginError", "PluginLoadError", "PluginValidationError", "ProgramTimeoutError",
+    "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError",
+    "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError",
+    "SessionTerminatedError", "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError",
+    "UnknownOperatorError", "UnsupportedTensorError",
 )
 
 
@@ -84,6 +84,12 @@ class InputsError(DjinnError, ValueError):
     """The inputs given to `djinn.execute` do not fit the graph; nothing was run."""
 
     code = "DJ106"
+
+
+class NothingCapturedError(DjinnError, RuntimeError):
+    """A graph is requested, and no operation has been captured."""
+
+    code = "DJ107"
 
 
 class PluginError(DjinnError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.graph import RecordedGraph, node_of
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import (
     DataLineage,
@@ -44,7 +44,7 @@ def matches_in(draw: st.DrawFn, graph: RecordedGraph) -> list[PatternMatch]:
     for _ in range(draw(st.integers(0, 4)) if nodes else 0):
         begin = draw(st.integers(0, len(nodes) - 1))
         held = nodes[begin : begin + draw(st.integers(1, 8))]
-        values = [value for node in held for value in graph.get_node(node).outputs]
+        values = [value for node in held for value in node_of(graph, node).outputs]
         found.append(PatternMatch(
             draw(st.sampled_from(_NAMES)), tuple(held), draw(_SHARES), draw(_HINTS),
             {node: draw(_TEXT) for node in held[:2]}, {"result": values[-1]} if values else {}, draw(_HINTS)))

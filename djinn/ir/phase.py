@@ -23,5 +23,7 @@ class ExecutionPhase(StrEnum):
     """Features of different modalities meet."""
     TRAINING_FORWARD = "training_forward"
     """A forward pass that a backward pass belongs to."""
+    TRAINING = TRAINING_FORWARD
+    """Another name of ``TRAINING_FORWARD``."""
     BACKWARD = "backward"
     OPTIMIZER_STEP = "optimizer_step"

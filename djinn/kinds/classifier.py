@@ -24,6 +24,9 @@ class OperationClass(enum.Enum):
     """Runs at once; the client fetches the shape of the result, and the data stays remote."""
     TRIGGER = "trigger"
     """Runs at once; the result is a Python value, which the client fetches."""
+    # Names of earlier documents.
+    COMPUTE_OPERATION, REDUCTION_OPERATION, TUPLE_RETURNING = COMPUTE, REDUCTION, TUPLE
+    SHAPE_DEPENDENT, MATERIALIZATION_TRIGGER = DATA_DEPENDENT, TRIGGER
 
 
 class Classifier(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import Graph, GraphNode
+from djinn_lib_graph.graph import Graph, GraphNode, node_of
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, WorkloadProfile
 
@@ -47,7 +47,7 @@ def _flow(graph: Graph) -> Iterator[tuple[str, str, str]]:
     written: dict[tuple[str, str], str] = {}
     for edge in edges:
         if edge.kind == "hazard" and edge.value:
-            writes, reads = graph.get_node(edge.source).writes, graph.get_node(edge.target).inputs
+            writes, reads = node_of(graph, edge.source).writes, node_of(graph, edge.target).inputs
             if any(storages.get(value, value) == edge.value for value in writes) and any(
                     storages.get(value, value) == edge.value for value in reads):
                 written[edge.target, edge.value] = edge.source

@@ -1,4 +1,4 @@
-"""Methods that are added to the class of lazy tensors: its constructor, factories, and shallow copies."""
+"""Members that are added to the class of lazy tensors: constructor, factories, shallow copies, and the operation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
+from djinn_interceptor_device import origins
 from djinn_interceptor_device.copying import shallow_copy
 
 __all__ = ("install",)
@@ -23,8 +25,18 @@ def _factory(make: Callable[..., Any]) -> Any:
     return staticmethod(factory)
 
 
+def _from_numpy(array: Any) -> Any:
+    """Upload an array. As ``torch.from_numpy``, but a copy."""
+    return runtime.current().upload(torch.from_numpy(array))
+
+
 def _make(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """Create a parameter: ``type(parameter)(data, requires_grad=...)``, whatever device the data is on."""
+    """Create a parameter: ``type(parameter)(data, requires_grad=...)``, whatever device the data is on.
+
+    ``LazyTensor(operation="aten::add", inputs=[x, 1])`` records an operation instead.
+    """
+    if "operation" in kwargs:
+        return origins.record(**kwargs)
     if (args and isinstance(args[0], torch.Tensor)) or isinstance(kwargs.get("data"), torch.Tensor):
         return torch.nn.Parameter(*args, **kwargs)
     return torch.Tensor.__new__(cls, *args, **kwargs)
@@ -39,5 +51,10 @@ def install() -> None:
     cls: Any = LazyTensor
     cls.__new__, cls.__init__, cls.__copy__ = _make, _initialize, shallow_copy
     for make in (torch.randn, torch.rand, torch.zeros, torch.ones, torch.empty, torch.full, torch.arange, torch.eye,
-                 torch.linspace, torch.randint, torch.randperm):
+                 torch.linspace, torch.logspace, torch.randint, torch.randperm, torch.normal, torch.tensor,
+                 torch.as_tensor, torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like,
+                 torch.randn_like, torch.randint_like):
         setattr(LazyTensor, make.__name__, _factory(make))
+    cls.from_numpy = staticmethod(_from_numpy)
+    for name, member in origins.MEMBERS.items():
+        setattr(cls, name, property(member))

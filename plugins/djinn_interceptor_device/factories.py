@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import torch
+from djinn_lib_trace.intercepts import INTERCEPTS
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
@@ -73,6 +74,7 @@ def _kernel(operator: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dtype") is None and (name in _FLOATING or name in _BY_VALUE):
             _complete(name, args, kwargs)
+        INTERCEPTS["factories"] += 1
         return runtime.current().dispatch(operator, args, kwargs)
 
     return kernel
@@ -81,6 +83,7 @@ def _kernel(operator: Any) -> Any:
 def _dispatch(operator: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("dtype") is None and operator.overloadpacket.__name__ in _FLOATING:
         _complete(operator.overloadpacket.__name__, args, kwargs)
+    INTERCEPTS["factories"] += 1
     return runtime.current().dispatch(operator, args, kwargs)
 
 

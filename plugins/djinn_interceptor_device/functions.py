@@ -14,7 +14,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import copying, gradients, losses, recurrent, saving
+from djinn_interceptor_device import copying, gradients, losses, recurrent, saving, tuples
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
@@ -129,6 +129,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     _ATTENTION: shortcuts.shortened(keep_whole, allowed_kernels),
     **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
+    **tuples.FUNCTIONS,
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,
     **({F.linear_cross_entropy: losses.linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}),

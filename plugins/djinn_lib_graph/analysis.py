@@ -65,22 +65,26 @@ def build_graph(model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Graph:
 
 def find_patterns(graph: Graph) -> list[PatternMatch]:
     """Run every installed pattern plugin on ``graph``."""
-    return [match for pattern in _plugins().all("pattern") for match in pattern.find(graph)]
+    found = [match for pattern in _plugins().all("pattern") for match in pattern.find(graph)]
+    operations = {node.id: node.operation for node in graph.nodes()} if found else {}
+    return [match if match.operation_sequence else attrs.evolve(
+        match, operation_sequence=[operations[node] for node in match.nodes if node in operations]) for match in found]
 
 
-def annotate_graph(graph: Graph) -> AnnotatedGraph:
+def annotate_graph(graph: Graph, matches: Sequence[PatternMatch] | None = None) -> AnnotatedGraph:
     """Annotate a graph with every installed pattern and analyzer plugin.
 
     If two analyzers set the same field, the later one, by the order of their names, takes precedence.
 
     Args:
         graph: A recorded graph, or one from another source.
+        matches: The patterns in it, if they are known; by default, installed plugins find them.
 
     Raises:
         PluginValidationError: An analyzer refers to something that is not in the graph, or to unknown fields.
     """
     began = time.perf_counter()
-    matches = find_patterns(graph)
+    matches = find_patterns(graph) if matches is None else matches
     seconds = {Tier.STRUCTURE: time.perf_counter() - began}
     fields = {node.id: _known_of(node) for node in graph.nodes()}
     values: dict[str, DataResidency] = {}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
+from djinn.errors import NothingCapturedError
 from djinn.ir.tape import needed_for
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
@@ -20,13 +22,19 @@ from djinn.session import runtime
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.from_tape import graph_of
-from djinn_lib_graph.graph import RecordedGraph
+from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_graph.interception import is_disabled
 from djinn_lib_graph.kinds import PatternMatch
+from djinn_lib_graph.links import links_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn_lib_graph.provenance import ModuleTracker
 
 _local = threading.local()
 _GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
+_LIKE = frozenset(getattr(torch, f"{name}_like") for name in "empty full ones rand randint randn zeros".split())
+"""Factories that take size and dtype, and usually the device, from a tensor."""
+_FROM_MEMORY = ("from_numpy", "frombuffer")
+"""Factories that PyTorch shows to no mode; see `_show_to_modes`."""
 
 
 def _stack() -> list[Captured]:
@@ -84,7 +92,10 @@ class Captured:
             known, count = self._known, len(self._watch)
             if known is None or known[0] != count:
                 graph = self._watch.graph()
-                known = self._known = (count, graph, MetadataPlaceholder(lambda: annotate_graph(graph)))
+                annotations = MetadataPlaceholder(lambda: annotate_graph(graph))
+                for node in graph.nodes()[:1]:
+                    links_of(node).annotate = annotations.get
+                known = self._known = (count, graph, annotations)
             return known[1], known[2]
 
 
@@ -94,17 +105,26 @@ class _RemoteFactories(TorchFunctionMode):
     def __init__(self, watch: ModuleTracker) -> None:
         super().__init__()
         self._watch = watch
-        self._others = {*_device_constructors(), *_GRADIENTS}
+        self._others = {*_device_constructors(), *_GRADIENTS, *_LIKE, torch.normal}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._others:
+        if func not in self._others or is_disabled():
             return func(*args, **kwargs)
         if func in _GRADIENTS:
             with self._watch.within_backward():
                 return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             return func(*args, **kwargs)
+        tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, torch.Tensor)]
+        if func in _LIKE and isinstance(next(iter(tensors), None), LazyTensor):
+            return func(*args, **kwargs)
+        if func is torch.normal and tensors:
+            # It takes no device: its result is where its tensors are.
+            upload = runtime.current().mixer.upload
+            return func(*(upload(item) if isinstance(item, torch.Tensor) else item for item in args),
+                        **{name: upload(item) if isinstance(item, torch.Tensor) and name != "out" else item
+                           for name, item in kwargs.items()})
         if devices.device_problem() is None:
             return func(*args, **{**kwargs, "device": devices.logical_device()})
         made = func(*args, **kwargs)
@@ -128,8 +148,10 @@ def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
     watch = ModuleTracker(session, model, modules)
     captured = Captured(model, watch)
     with contextlib.ExitStack() as cleanup:
+        cleanup.callback(_keep, watch)
         cleanup.callback(watch.stop)
         watch.start()
+        _show_to_modes()
         cleanup.callback(session.capture(watch.receiver()))
         cleanup.callback(_stack().remove, captured)
         _stack().append(captured)
@@ -146,9 +168,65 @@ def is_capturing() -> bool:
 
 
 def get_graph() -> RecordedGraph:
-    """Return the graph of this thread's innermost `capture` block; outside any block, of the pending operations."""
+    """Return the graph of this thread's innermost `capture` block, or of the block that ended last.
+
+    Without any block in this session, it is the graph of the pending operations.
+
+    Raises:
+        NothingCapturedError: There are none.
+    """
     stack = _stack()
-    return stack[-1].graph if stack else graph_of(runtime.current().tape.nodes[:])
+    if stack:
+        return stack[-1].graph
+    session, last = devices.running_session(), getattr(_local, "last", None)
+    if last is not None and last.session is session and len(last):
+        graph: RecordedGraph = last.graph()
+        return graph
+    if session is None or not session.tape.nodes:
+        raise NothingCapturedError("No operation has been captured, and none is pending.",
+                                   hint="Put the operations into a block: with djinn.capture(): ...")
+    return graph_of(session.tape.nodes[:])
+
+
+def last_capture() -> Any:
+    """Return what stands for this thread's last block that has ended; ``None`` if there was none."""
+    return getattr(_local, "last", None)
+
+
+def recorded_node(tensor: LazyTensor) -> GraphNode | None:
+    """Find the operation that gave a tensor, among those that are pending and those of this thread's last captures."""
+    value = f"v{tensor._value.slot.number}"
+    session = devices.running_session()
+    graphs = [captured.graph for captured in reversed(_stack())]
+    last = getattr(_local, "last", None)
+    if last is not None and last.session is session:
+        graphs.append(last.graph())
+    if session is not None:
+        graphs.append(graph_of(session.tape.nodes[:]))
+    for graph in graphs:
+        for node in graph:
+            if value in node.outputs:
+                return node
+    return None
+
+
+def _keep(watch: ModuleTracker) -> None:
+    """Remember a block that has ended for `get_graph`; it holds neither the model nor any tensor."""
+    _local.last = watch
+
+
+def _show_to_modes() -> None:
+    """Let blocks send what these factories make to the remote device. Done once, at the first block of a process."""
+    for name in _FROM_MEMORY:
+        function = getattr(torch, name)
+        if hasattr(function, "__wrapped__"):
+            continue
+
+        def made(*args: Any, _function: Callable[..., Any] = function, **kwargs: Any) -> Any:
+            local = _function(*args, **kwargs)
+            return runtime.current().upload(local) if _stack() and not is_disabled() else local
+
+        setattr(torch, name, functools.wraps(function)(made))
 
 
 def explain_tensor(tensor: torch.Tensor) -> str:

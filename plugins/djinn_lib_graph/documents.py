@@ -16,6 +16,7 @@ from djinn.errors import DocumentError
 from djinn.ir.spec import SpecTable, TensorSpec
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.graph import GraphNode, Operand, RecordedGraph, ValueInfo
+from djinn_lib_graph.links import NodeMetadata
 from djinn_lib_graph.match import PatternMatch
 from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, Tier, WorkloadProfile
 
@@ -79,6 +80,9 @@ def _writer() -> cattrs.Converter:
         "dtype": str(spec.dtype).removeprefix("torch."), "device": str(spec.device)})
     for kind, names in _FREE.items():
         fields: Any = {name: override(unstruct_hook=_list if name == "arguments" else _plain) for name in names}
+        if kind is PatternMatch:
+            # The nodes have it.
+            fields["operation_sequence"] = override(omit=True)
         made.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, made, **fields))
     return made
 
@@ -124,6 +128,9 @@ def _plain(value: Any) -> Any:
         return {"$tuple": [_plain(item) for item in value]}
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, NodeMetadata):
+        # The document has the annotations of all nodes elsewhere.
+        return {}
     if isinstance(value, Mapping):
         return {_escaped(str(key)): _plain(item) for key, item in value.items()}
     return str(value)

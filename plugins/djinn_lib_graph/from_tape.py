@@ -8,6 +8,7 @@ from typing import Any
 from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, TensorArgument
 from djinn.ir.tape import Node
 from djinn_lib_graph.graph import GraphNode, Operand, Origin, RecordedGraph, ValueInfo
+from djinn_lib_graph.links import GraphLinks, NodeMetadata, ValueId
 
 _NOWHERE = Origin()
 
@@ -23,6 +24,10 @@ def graph_of(
         values: Metadata of values from outside, by identifier.
     """
     made = []
+    links = GraphLinks()
+    slots = {slot.number for node in nodes for slot in (*node.inputs, *node.outputs)}
+    # One object for each value: mappings find it by identity.
+    names = {number: ValueId.linked(f"v{number}", links) for number in slots}
     for position, node in enumerate(nodes):
         signature = node.signature
         template = signature.template
@@ -30,17 +35,19 @@ def graph_of(
         made.append(GraphNode(
             id=f"n{position}",
             operation=template.operator,
-            inputs=tuple(f"v{slot.number}" for slot in node.inputs),
-            outputs=tuple(f"v{slot.number}" for slot in node.outputs),
+            inputs=tuple(names[slot.number] for slot in node.inputs),
+            outputs=tuple(names[slot.number] for slot in node.outputs),
             specs=signature.results,
-            writes=tuple(f"v{node.inputs[index].number}" for index in signature.writes),
+            writes=tuple(names[node.inputs[index].number] for index in signature.writes),
             is_random=signature.is_random,
             input_specs=signature.operands,
             arguments=tuple(_argument(argument, operands, numbers) for argument in template.arguments),
             keywords={name: _argument(argument, operands, numbers) for name, argument in template.keywords},
             origin=origins[position] if origins else _NOWHERE,
+            metadata=NodeMetadata(links, f"n{position}"),
         ))
-    return RecordedGraph(tuple(made), _storages_of(nodes), values=values or {})
+    graph = links.graph = RecordedGraph(tuple(made), _storages_of(nodes), values=values or {})
+    return graph
 
 
 def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import attrs
 
 from djinn.ir.spec import TensorSpec
+from djinn_lib_graph.links import ValueId
 
 if TYPE_CHECKING:
     import networkx
@@ -47,9 +48,14 @@ class GraphNode:
     operation: str
     """Qualified overload, ``namespace::name.overload``."""
     inputs: tuple[str, ...]
-    """Identifiers of the values it reads, in order of its arguments."""
+    """Identifiers of the values it reads, in order of its arguments. In a recorded graph, each is a
+    `djinn_lib_graph.links.ValueId` and also has the ``id``, ``operation``, ``inputs`` and ``metadata`` of the node that
+    makes the value.
+    """
     outputs: tuple[str, ...]
-    """Identifiers of the values it produces."""
+    """Identifiers of the values it produces. In a recorded graph, each also lists the nodes that read it:
+    ``node.outputs[0].readers``.
+    """
     specs: tuple[TensorSpec | None, ...]
     """Metadata of the outputs."""
     writes: tuple[str, ...] = ()
@@ -65,7 +71,19 @@ class GraphNode:
     origin: Origin = Origin()
     """Where it was recorded."""
     metadata: Mapping[str, Any] = attrs.field(factory=dict, eq=False)
-    """Annotations."""
+    """Annotations. Those of a recorded graph are computed on first use; see `djinn_lib_graph.links.NodeMetadata`."""
+
+    @property
+    def predecessors(self) -> tuple[GraphNode, ...]:
+        """The nodes whose results it reads; empty in a graph that was not recorded."""
+        found = [value.producer for value in self.inputs if isinstance(value, ValueId)]
+        return tuple({node.id: node for node in found if node is not None}.values())
+
+    @property
+    def successors(self) -> tuple[GraphNode, ...]:
+        """The nodes that read its results; empty in a graph that was not recorded."""
+        found = [node for value in self.outputs if isinstance(value, ValueId) for node in value.readers]
+        return tuple({node.id: node for node in found}.values())
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -103,6 +121,17 @@ class Edge:
     """``data``, or ``hazard`` if only the order of reads and writes connects them."""
 
 
+class Nodes(tuple[GraphNode, ...]):
+    """The nodes of a graph: ``graph.nodes`` and ``graph.nodes()`` are the same, as in networkx."""
+
+    __slots__ = ()
+
+    def __call__(self) -> Nodes:
+        """Return the nodes."""
+        return self
+
+
+@runtime_checkable
 class Graph(Protocol):
     """The interface that analyzers, patterns and schedulers read."""
 
@@ -131,19 +160,27 @@ class Graph(Protocol):
     def topological_sort(self) -> Sequence[GraphNode]:
         """List the nodes in an order that respects every edge."""
 
-    def get_node(self, node_id: str) -> GraphNode:
-        """Look up a node.
+    def get_node(self, node_id: str) -> GraphNode | None:
+        """Look up a node; ``None`` if there is none of that identifier."""
 
-        Raises:
-            KeyError: There is no such node.
-        """
+
+def node_of(graph: Graph, node_id: str) -> GraphNode:
+    """Look up a node that exists.
+
+    Raises:
+        KeyError: There is no such node.
+    """
+    found = graph.get_node(node_id)
+    if found is None:
+        raise KeyError(node_id)
+    return found
 
 
 @attrs.frozen(eq=False, slots=False)
 class RecordedGraph:
     """A graph of recorded nodes. Program order is a topological order by construction."""
 
-    _nodes: tuple[GraphNode, ...]
+    _nodes: Nodes = attrs.field(converter=Nodes)
     storages: Mapping[str, str] = attrs.field(factory=dict)
     """For each value that is a view: the value whose storage it shares."""
     backend_type: str = "lazy_dag"
@@ -157,8 +194,9 @@ class RecordedGraph:
     def __iter__(self) -> Iterator[GraphNode]:
         return iter(self._nodes)
 
-    def nodes(self) -> tuple[GraphNode, ...]:
-        """List the nodes in program order."""
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes in program order; it can be called, too."""
         return self._nodes
 
     def edges(self) -> tuple[Edge, ...]:
@@ -169,7 +207,13 @@ class RecordedGraph:
         """List the nodes in an order that respects every edge."""
         return self._nodes
 
-    def get_node(self, node_id: str) -> GraphNode:
+    def get_node(self, node_id: str) -> GraphNode | None:
+        """Look up a node; ``None`` if there is none of that identifier."""
+        return self._by_id.get(node_id)
+
+    get_node_by_id = get_node
+
+    def __getitem__(self, node_id: str) -> GraphNode:
         """Look up a node.
 
         Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -135,12 +135,30 @@ class SemanticMetadata:
     """By field name: who decided it. Fields not listed were decided by the operation alone."""
 
 
+class WorkloadType(StrEnum):
+    """What a graph is part of."""
+
+    UNKNOWN = "unknown"
+    LLM = "llm"
+    ENCODER_DECODER = "encoder_decoder"
+    TEXT_ENCODER = "text_encoder"
+    VISION = "vision"
+    SPEECH = "speech"
+    MULTIMODAL = "multimodal"
+    RECURRENT = "recurrent"
+    TRAINING = "training"
+
+    @classmethod
+    def _missing_(cls, value: object) -> WorkloadType:  # noqa: ARG003  # as enum calls it
+        return cls.UNKNOWN
+
+
 @attrs.frozen
 class WorkloadProfile:
     """A summary of the whole graph."""
 
     workload: str = "unknown"
-    """``llm``, ``encoder_decoder``, ``vision``, ``speech``, ``multimodal``, ``recurrent``, ``training``, ..."""
+    """A `WorkloadType`, or a word of the analyzer's own."""
     phases: Mapping[str, int] = attrs.field(factory=dict)
     """Number of nodes in each `ExecutionPhase` that occurs."""
     modalities: tuple[Modality, ...] = ()
@@ -156,16 +174,31 @@ class WorkloadProfile:
     """Phase of each call of the captured model, in order; one entry if calls are unknown."""
     confidence: float = 0.0
 
+    @property
+    def workload_type(self) -> WorkloadType:
+        """The workload; ``UNKNOWN`` for a word of the analyzer's own."""
+        return WorkloadType(self.workload)
+
 
 class MetadataPlaceholder:
     """Annotations computed once, on first access.
+
+    Args:
+        compute: Computes them. Without it, `get_metadata` is given the function.
+        operation: The operation that is annotated.
+        inputs: Its inputs.
+        kwargs: Its keyword arguments.
 
     Concurrency:
         Any thread. While one computes, others wait. If a computation raises, the next access tries again.
     """
 
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute: Callable[[], Any] | None = compute
+    def __init__(
+        self, compute: Callable[[], Any] | None = None, *, operation: str = "", inputs: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.operation, self.inputs, self.kwargs = operation, tuple(inputs), dict(kwargs or {})
+        self._compute: Callable[[], Any] | None = compute or self._least
         self._lock = threading.Lock()
         self._value: Any = None
 
@@ -182,3 +215,20 @@ class MetadataPlaceholder:
                     self._value = self._compute()
                     self._compute = None
         return self._value
+
+    def get_metadata(self, capture_fn: Callable[[str, list[Any], dict[str, Any]], Any] | None = None) -> Any:
+        """Return the annotations.
+
+        Args:
+            capture_fn: Computes them from the operation, its inputs and its keyword arguments, if they have not been
+                computed yet.
+        """
+        if capture_fn is not None:
+            with self._lock:
+                if self._compute is not None:
+                    self._value = capture_fn(self.operation, list(self.inputs), self.kwargs)
+                    self._compute = None
+        return self.get()
+
+    def _least(self) -> dict[str, Any]:
+        return {"operation": self.operation, "lazy": True}

@@ -82,6 +82,9 @@ class _Hook:
 class ModuleTracker:
     """Keeps the nodes that one thread records, and that autograd records on other threads on its behalf.
 
+    Attributes:
+        session: The session that records.
+
     Args:
         session: The session that records.
         model: A module whose calls are watched, or any other object.
@@ -93,9 +96,10 @@ class ModuleTracker:
     """
 
     def __init__(self, session: Session, model: Any, modules: bool) -> None:
-        self._session = session
+        self.session = session
         self._model = model if isinstance(model, torch.nn.Module) else None
-        self._modules: list[tuple[str, torch.nn.Module]] = []
+        self._modules: list[tuple[str, Any]] = []
+        """Name and module, or the name of its class when watching is over."""
         if self._model is not None:
             named = self._model.named_modules() if modules else [("", self._model)]
             # Scripted modules have no hooks.
@@ -133,6 +137,11 @@ class ModuleTracker:
         self._handles.clear()
         self._name_model()
         self._is_over = True
+        # Who keeps the graph must not keep the model, whose weights are large.
+        self._modules = [(name, type(module).__name__) for name, module in self._modules]
+        self._model = None
+        self._threads.clear()
+        self._here.frames.clear()
 
     def receiver(self) -> Callable[[Node], None]:
         """Return the function that receives each node of any thread; every operation in a block calls it."""
@@ -255,8 +264,8 @@ class ModuleTracker:
         """Record the name of a value, if ``tensor`` belongs to the session or was uploaded to it."""
         if not isinstance(tensor, torch.Tensor):
             return
-        lazy = tensor if isinstance(tensor, LazyTensor) else self._session.mixer.uploaded(tensor)
-        if lazy is not None and lazy._value.released is self._session.recorder.released:
+        lazy = tensor if isinstance(tensor, LazyTensor) else self.session.mixer.uploaded(tensor)
+        if lazy is not None and lazy._value.released is self.session.recorder.released:
             value = lazy._value
             known = self._names.get(value.slot.number)
             if known is None or kind != "input":
@@ -293,9 +302,10 @@ class ModuleTracker:
             if origin is None:
                 mark, kind = stamp
                 call, place = divmod(mark, self._places)
-                name, module = self._modules[place - _MODULES] if place >= _MODULES else ("", None)
+                name, module = self._modules[place - _MODULES] if place >= _MODULES else ("", "")
                 stage = "backward" if kind != _HERE else "optimizer" if place == _OPTIMIZER else "forward"
-                origin = known[stamp] = Origin(name, "" if module is None else type(module).__name__, call - 1, stage)
+                kind_of_module = module if isinstance(module, str) else type(module).__name__
+                origin = known[stamp] = Origin(name, kind_of_module, call - 1, stage)
             yield attrs.evolve(origin, line=node.origin) if node.origin else origin
 
     def _values(self, nodes: Sequence[Node]) -> dict[str, ValueInfo]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from djinn_lib_graph.graph import Graph, GraphNode, Operand
+from djinn_lib_graph.graph import Graph, GraphNode, Operand, node_of
 from djinn_lib_service.operators import operator_named
 
 from djinn.errors import InputsError, ScheduleError
@@ -59,9 +59,10 @@ def execute(
     Args:
         schedule: The result of `djinn.schedule`.
         inputs: Values from outside. A sequence gives those that are not weights of the captured model, in the order in
-            which the graph first reads them. A mapping names them: by their names in the captured model, or by their
+            which the graph first reads them; after them, or instead, the tensors that the captured block made for its
+            model, or others in their place. A mapping names them: by their names in the captured model, or by their
             identifiers in the graph. Ordinary tensors are uploaded. Values that are not given are reused, if the
-            session still holds them.
+            session still holds them, and the factories of the block run again.
         outputs: Identifiers of the values to return; by default, the results of nodes whose results no node reads, and
             the values that the schedule keeps.
         strategy: How to submit the graph; by default, as the session does.
@@ -112,7 +113,7 @@ def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
     for node in graph.nodes():
         read.update(value for value in node.inputs if value not in node.writes)
     found = []
-    for node in map(graph.get_node, schedule.order):
+    for node in (node_of(graph, identifier) for identifier in schedule.order):
         is_last = read.isdisjoint(node.outputs)
         found += [value for value, spec in zip(node.outputs, node.specs, strict=False)
                   if spec is not None and (is_last or schedule.caching.get(value) is CachingPolicy.PERSIST)]
@@ -142,14 +143,14 @@ class ScheduledRun:
         self.positions = _positions_of(session, schedule)
         check_schedule(schedule, self.graph, schedule.device_infos or devices_in(session))
         outside = outside_values(self.graph)
-        self._calls = [_call_of(self.graph.get_node(node)) for node in schedule.order]
+        self._calls = [_call_of(node_of(self.graph, node)) for node in schedule.order]
         known = {value for call in self._calls for value in call.node.outputs}
         self.results = list(outputs) if outputs is not None else results_of(self.graph, schedule)
         if unknown := [value for value in self.results if value not in known]:
             raise InputsError(f"The graph gives no value {unknown[0]!r}.",
                               hint="Outputs are named by the identifiers in graph.nodes()[i].outputs.")
-        self._outside = outside
-        self._bound = bind(session, self.graph, outside, inputs)
+        self._outside, self._bound = bind(session, self.graph, outside, inputs)
+        self._given = {value.maker for value in self._outside}
         self.is_repeatable = not any(value.is_written for value in outside) and not any(
             call.node.is_random for call in self._calls)
         self._last = self._last_uses()
@@ -174,7 +175,9 @@ class ScheduledRun:
         with torch.no_grad(), torch.inference_mode(mode=False):
             values = {}
             for value in self._outside:
-                use(self.positions.get(self._schedule.placements.get(value.value, ""), 0))
+                where = (self._schedule.devices[value.maker] if value.maker
+                         else self._schedule.placements.get(value.value, ""))
+                use(self.positions.get(where, 0))
                 values[value.value] = arrived(session, self._bound[value.value], value)
             for device, calls in placed:
                 use(device)
@@ -213,7 +216,7 @@ class ScheduledRun:
             for position, call in enumerate(self._calls):
                 self._step(call, values, position, lambda operator, args, kwargs: operator(*args, **kwargs), "cpu")
             for value, tensor in zip(self._outside, outside, strict=True):
-                if value.is_written and isinstance(tensor, LazyTensor):
+                if value.is_written and not value.maker and isinstance(tensor, LazyTensor):
                     tensor.copy_(values[value.value])
         return LazyTuple(values[value] for value in self.results)
 
@@ -221,7 +224,7 @@ class ScheduledRun:
         self, call: _Call, values: dict[str, Any], position: int, dispatch: Callable[..., Any], device: str = ""
     ) -> None:
         node = call.node
-        if call.only_asks:
+        if call.only_asks or node.id in self._given:
             return
         args = tuple(_filled(item, node, values, device) for item in call.arguments)
         kwargs = {name: _filled(item, node, values, device) for name, item in call.keywords.items()}

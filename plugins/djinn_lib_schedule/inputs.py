@@ -34,6 +34,8 @@ class Outside:
     spec: TensorSpec | None
     is_written: bool
     """Whether the graph writes into its storage."""
+    maker: str = ""
+    """The factory that made it in the captured block, if it can be given in place of that factory's result."""
 
     @property
     def is_weight(self) -> bool:
@@ -66,6 +68,18 @@ def outside_values(graph: Graph) -> list[Outside]:
     return found
 
 
+def made_inputs(graph: Graph) -> list[Outside]:
+    """List the values that the captured block made for its model: results of factories outside the model's modules.
+
+    They are no values from outside, but a caller can give others in their place.
+    """
+    storages = graph.storages
+    nodes = graph.nodes()
+    written = {storages.get(value, value) for node in nodes for value in node.writes}
+    return [Outside(node.outputs[0], "", "input", node.specs[0], node.outputs[0] in written, node.id) for node in nodes
+            if not node.inputs and not node.origin.module_type and len(node.outputs) == 1 and node.specs[0] is not None]
+
+
 def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyTensor]:
     """Find a session's tensors that hold the values which a graph of the same session has read.
 
@@ -85,13 +99,20 @@ def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyT
     return found
 
 
-def bind(session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
-    """Find a tensor for every value from outside.
+def bind(
+    session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inputs
+) -> tuple[list[Outside], dict[str, Any]]:
+    """Find a tensor for every value from outside, and for those of `made_inputs` that are given.
 
     Raises:
         InputsError: A tensor is missing or does not fit.
+
+    Returns:
+        The values that have a tensor, and the tensors.
     """
-    bound: dict[str, Any] = _given(outside, inputs)
+    made = made_inputs(graph)
+    bound: dict[str, Any] = _given(outside, made, inputs)
+    outside = [*outside, *(value for value in made if value.value in bound)]
     missing = [value for value in outside if value.value not in bound]
     bound |= alive_values(session, missing)
     if absent := [value.label for value in missing if value.value not in bound]:
@@ -104,26 +125,44 @@ def bind(session: Session, graph: Graph, outside: Sequence[Outside], inputs: Inp
         if isinstance(tensor, LazyTensor):
             session.check_owner(tensor)
     _check_sharing(graph, outside, bound)
-    return bound
+    return outside, bound
 
 
-def _given(outside: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
+def _places(outside: Sequence[Outside], made: Sequence[Outside], inputs: Sequence[Any]) -> list[Outside]:
+    """Choose the values that inputs without names stand for.
+
+    A tensor that the block has made stands for itself. Otherwise, the values from outside come first, and then those
+    that the block made for its model, if as many inputs are given.
+    """
+    own = {value.value: value for value in made}
+    known = [own.get(f"v{tensor._value.slot.number}") if isinstance(tensor, LazyTensor) else None for tensor in inputs]
+    places = [value for value in outside if not value.is_weight]
+    named = [value.value for value in known if value is not None]
+    if len(places) + len(set(named)) == len(inputs):
+        rest = iter(places)
+        return [next(rest) if value is None else value for value in known]
+    return [*places, *made] if len(places) < len(inputs) else places
+
+
+def _given(outside: Sequence[Outside], made: Sequence[Outside], inputs: Inputs) -> dict[str, Any]:
     if inputs is None:
         return {}
     if isinstance(inputs, torch.Tensor):
         raise InputsError("The inputs are one tensor.", hint="Put it into a list: inputs=[tensor].")
     if not isinstance(inputs, Mapping):
-        places = [value for value in outside if not value.is_weight]
+        places = _places(outside, made, inputs)
         if len(inputs) != len(places):
-            raise InputsError(f"{len(inputs)} inputs are given, and the graph reads {len(places)} values from outside "
-                              f"that are no weights: {', '.join(value.label for value in places) or 'none'}.",
-                              hint="Give as many, in this order, or name them in a mapping. What a block makes itself "
-                                   "is no input of its graph.")
+            usual = [value for value in outside if not value.is_weight]
+            raise InputsError(f"{len(inputs)} inputs are given, and the graph reads {len(usual)} values from outside "
+                              f"that are no weights: {', '.join(value.label for value in usual) or 'none'}. The block "
+                              f"made {len(made)} more: {', '.join(value.value for value in made) or 'none'}.",
+                              hint="Give as many as there are from outside, or as many as there are in all, in this "
+                                   "order; or name them in a mapping.")
         return {value.value: tensor for value, tensor in zip(places, inputs, strict=True)}
     named: dict[str, list[str]] = {}
     for value in outside:
         named.setdefault(value.name, []).append(value.value)
-    known = {value.value for value in outside}
+    known = {value.value for value in (*outside, *made)}
     found: dict[str, Any] = {}
     for key, tensor in inputs.items():
         answers = [key] if key in known else named.get(key, []) if key else []
@@ -157,7 +196,7 @@ def _check_sharing(graph: Graph, outside: Sequence[Outside], bound: Mapping[str,
     """Check that values that share memory and are written still share memory, so that each sees the other's writes."""
     owners: dict[str, tuple[Outside, Any]] = {}
     for value in outside:
-        if value.is_written:
+        if value.is_written and not value.maker:
             storage = graph.storages.get(value.value, value.value)
             first, memory = owners.setdefault(storage, (value, _memory_of(bound[value.value])))
             if memory != _memory_of(bound[value.value]):
@@ -178,6 +217,10 @@ def _layout_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
 
 def arrived(session: Session, given: torch.Tensor, value: Outside) -> torch.Tensor:
     """Move a tensor to the executor."""
+    if value.maker and value.is_written:
+        # The graph goes on to change it, as it changed the result of the factory.
+        return laid_out_as(given.detach().clone() if isinstance(given, LazyTensor) else session.upload(given.detach()),
+                           value.spec)
     if not isinstance(given, LazyTensor):
         given = session.upload(given.detach()) if value.is_written else session.mixer.upload(given)
     return laid_out_as(given, value.spec)

@@ -10,7 +10,7 @@ import attrs
 from djinn_lib_graph import analysis
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.capture import Captured
-from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.graph import Graph, node_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
@@ -42,6 +42,10 @@ class SchedulingStrategy(StrEnum):
     """Finish many pieces per time: devices are equally busy, within their memory."""
     SINGLE = "single"
     """One device, program order."""
+    MINIMIZE_LATENCY = "latency"
+    """Another name of ``LATENCY``."""
+    MAXIMIZE_THROUGHPUT = "throughput"
+    """Another name of ``THROUGHPUT``."""
 
 
 def schedule(
@@ -170,7 +174,7 @@ def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo
     more: dict[str, Any] = {}
     if not made.spans and len({*made.devices.values()}) == 1 and not made.transfers:
         costs, begin_s, spans = CostModel(infos), 0.0, {}
-        for node in map(graph.get_node, made.order):
+        for node in (node_of(graph, identifier) for identifier in made.order):
             spans[node.id] = StepSpan(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
             begin_s = spans[node.id].end_s
         more["spans"] = spans

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import attrs
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.graph import GraphNode, RecordedGraph, ValueInfo
+from djinn_lib_graph.links import NodeMetadata
 from djinn_lib_graph.metadata import DataResidency, SemanticMetadata
 
 _KINDS = {
@@ -26,8 +30,7 @@ def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
         known kind have a `ValueInfo.kind` derived from their residency.
     """
     graph = annotated.graph
-    nodes = tuple(attrs.evolve(node, metadata={**node.metadata, "meaning": annotated.nodes[node.id]})
-                  for node in graph.nodes())
+    nodes = tuple(attrs.evolve(node, metadata=_metadata(node, annotated.nodes[node.id])) for node in graph.nodes())
     made = {value for node in nodes for value in node.outputs}
     values = dict(graph.values)
     for value in dict.fromkeys(value for node in nodes for value in node.inputs):
@@ -40,5 +43,12 @@ def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
 
 def meaning_of(node: GraphNode) -> SemanticMetadata | None:
     """Return a node's annotation, if its graph was annotated."""
-    meaning = node.metadata.get("meaning")
+    metadata = node.metadata
+    meaning = metadata.meaning if type(metadata) is NodeMetadata else metadata.get("meaning")
     return meaning if isinstance(meaning, SemanticMetadata) else None
+
+
+def _metadata(node: GraphNode, meaning: SemanticMetadata) -> Mapping[str, Any]:
+    if isinstance(node.metadata, NodeMetadata):
+        return NodeMetadata(node.metadata.links, node.id, meaning)
+    return {**node.metadata, "meaning": meaning}

@@ -6,6 +6,7 @@ import attrs
 
 from djinn.session import runtime
 from djinn_lib_trace.counters import stats
+from djinn_lib_trace.intercepts import INTERCEPTS
 
 __all__ = ("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state")
 
@@ -38,7 +39,12 @@ def get_initialization_time_ms() -> float:
 
 
 def get_interception_stats() -> dict[str, int]:
-    """Return the counters of the recording."""
+    """Return the counters of the recording.
+
+    ``dispatch_intercepts`` is another name of ``operations``; ``factory_intercepts`` counts, since the process began,
+    the calls that made tensors on the device.
+    """
     names = ("operations", "shape_cache_hits", "shape_cache_misses", "materializations", "pending_nodes")
     now = stats()
-    return {name: now[name] for name in names}
+    return {**{name: now[name] for name in names}, "dispatch_intercepts": now["operations"],
+            "factory_intercepts": INTERCEPTS["factories"]}

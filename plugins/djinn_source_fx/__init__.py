@@ -1,6 +1,6 @@
 """Converts graphs of PyTorch's own tracers to the form that lazy tensors record.
 
-`djinn_source_fx.builder.GraphBuilder` accepts a model, a ``torch.fx.GraphModule`` (from ``symbolic_trace``,
+`djinn_source_fx.builder.TracedGraphBuilder` accepts a model, a ``torch.fx.GraphModule`` (from ``symbolic_trace``,
 ``make_fx``, or passed by Dynamo to a backend) and a ``torch.export.ExportedProgram``. `djinn.build_graph` uses it
 through the source ``fx``, for models.
 """

@@ -21,7 +21,7 @@ from djinn_source_fx.replaying import FxGraph, replay
 from djinn_source_fx.tracing import named_state, tensors_within, trace, with_tensors
 
 
-class GraphBuilder:
+class TracedGraphBuilder:
     """Builds graphs in the form that lazy tensors record, from different sources.
 
     The caller's modes apply: under ``torch.no_grad()`` composites stay whole, with gradients they are decomposed.

@@ -15,8 +15,8 @@ class FxSource:
     name = "fx"
 
     def build(self, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RecordedGraph:
-        """Build the graph of a call, as `djinn_source_fx.builder.GraphBuilder` does."""
+        """Build the graph of a call, as `djinn_source_fx.builder.TracedGraphBuilder` does."""
         # Imported on first use, because every session registers this source.
-        from djinn_source_fx.builder import GraphBuilder
+        from djinn_source_fx.builder import TracedGraphBuilder
 
-        return GraphBuilder().build_from_model(model, *args, **kwargs)
+        return TracedGraphBuilder().build_from_model(model, *args, **kwargs)

@@ -137,6 +137,10 @@ def test_the_readme_runs(tmp_path: Path, server_address: str) -> None:
     assert (tmp_path / "layer.html").stat().st_size > 10_000
 
 
+def test_the_code_of_earlier_documents_runs_against_a_server(tmp_path: Path, server_address: str) -> None:
+    run(DOCS / "earlier.md", tmp_path, server_address, DJINN_SERVER=server_address)
+
+
 def test_the_differences_from_eager_are_those_that_the_page_names(tmp_path: Path) -> None:
     run(DOCS / "compatibility.md", tmp_path)
 

@@ -103,7 +103,7 @@ def lowrank(graph: RecordedGraph) -> list[tuple[list[str], float, int]]:
     """What the pattern finds: operations, confidence, rank."""
     pattern = Plugins.load(PluginSelection.parse("pattern=lowrank")).choose("pattern")
     return [
-        ([graph.get_node(node).operation.removesuffix(".default") for node in match.nodes], match.confidence,
+        ([graph[node].operation.removesuffix(".default") for node in match.nodes], match.confidence,
          match.hints["rank"])
         for match in pattern.find(graph)
     ]

@@ -49,7 +49,7 @@ class _Pattern:
         if self._flaw == "by-identifier":
             return [match for match in matches if match.nodes[0].startswith("n")]
         if self._flaw == "names-values":
-            return [attrs.evolve(match, nodes=graph.get_node(match.nodes[0]).outputs) for match in matches]
+            return [attrs.evolve(match, nodes=graph[match.nodes[0]].outputs) for match in matches]
         if self._flaw == "backwards":
             return [attrs.evolve(match, nodes=match.nodes[::-1]) for match in matches]
         if self._flaw == "overconfident":

@@ -107,7 +107,12 @@ def test_one_result_comes_home_alone_and_all_in_one_round_trip(name: str) -> Non
 def test_named_results_are_named() -> None:
     x = torch.tensor([[3.0, 1.0, 2.0]], device=DEVICE)
     top = x.topk(2)
-    assert type(top) is torch.return_types.topk
+    assert isinstance(top, torch.return_types.topk)
+    assert top.__class__ is torch.return_types.topk
+    assert isinstance(top, djinn.LazyTuple)
+    assert [home.tolist() for home in top.materialize()] == [[[3.0, 2.0]], [[0, 2]]]
+    assert repr(top) == repr(torch.return_types.topk(tuple(top)))
+    assert type(torch.utils._pytree.tree_map(torch.Tensor.cpu, top)) is torch.return_types.topk
     assert top.values is top[0]
     assert top.indices is top[1]
     values, indices = top

@@ -88,7 +88,8 @@ def _members(expected: Any, found: Any, where: str) -> list[tuple[str, Any, Any]
 
 def _kind(value: Any) -> str:
     """Name of a value's class; tuples of results that come home together count as the tuples that they are."""
-    return "tuple" if type(value) is djinn.LazyTuple else f"{type(value).__module__}.{type(value).__qualname__}"
+    kind = tuple if type(value) is djinn.LazyTuple else value.__class__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _assert_equal(expected: Any, found: Any, what: str) -> None:
