@@ -39,6 +39,7 @@ def is_torch(frame: FrameType) -> bool:
 def program_frame() -> FrameType | None:
     """Return the innermost caller outside djinn."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and is_own(frame):
+    owner = _owners.get
+    while frame is not None and (owner(frame.f_code.co_filename) or _owner(frame)) == "djinn":
         frame = frame.f_back
     return frame
