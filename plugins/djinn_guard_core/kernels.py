@@ -213,8 +213,9 @@ def _embedding_bag(named: Named) -> None:
     expect_as_eager(offsets.dim() == 1, f"offsets has to be a 1D Tensor, but got Tensor of dimension {offsets.dim()}")
     expect(indices.dim() == 1, "indices have not 1 dimension")
     _bags(named)
-    expect(named["weight"].dim() == 2, "weight has not 2 dimensions")
-    rows_exist(indices, named["weight"].shape[0])
+    weight = named["weight"]
+    expect_as_eager(weight.dim() == 2, f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}")
+    rows_exist(indices, weight.shape[0])
     numel_is(named, "per_sample_weights", named["indices"].numel())
 
 

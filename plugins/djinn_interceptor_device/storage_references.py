@@ -23,7 +23,7 @@ _references: Counter[int] = Counter()
 
 
 class _Mark:
-    """Lives as long as the tensor that has it. A weak reference to the tensor itself would keep it from being swapped."""
+    """Lives as long as the tensor that has it. PyTorch does not swap tensors with weak references."""
 
 
 def reference(tensor: LazyTensor) -> int:
