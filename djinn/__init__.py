@@ -23,7 +23,6 @@ with paused_collection():
     from djinn.record import devices
     from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
-    from djinn.session.logs import set_debug_level
     from djinn.session.runtime import (
         ensure_initialized,
         init,
@@ -44,7 +43,7 @@ __all__ = (  # noqa: F405  # see above
     "build_graph", "calibrate", "capture", "disable_interception", "ensure_initialized", "errors", "execute", "explain",
     "find_patterns", "flush", "get_coordinator", "get_current_context", "get_global_builder", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "get_thread_pool", "init",
-    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "profiles",
+    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "metrics", "profiles",
     "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level", "should_intercept",
     "shutdown", "stats", "synchronize",
 )
