@@ -24,6 +24,7 @@ from djinn_lib_graph.metadata import (
     WorkloadType,
 )
 from djinn_lib_later.face import LaterHandler, LaterValue, later
+from djinn_lib_models.face import models
 from djinn_lib_schedule.calibrate import calibrate, profiles
 from djinn_lib_schedule.execution import ExecutionStrategy, execute
 from djinn_lib_schedule.lazy_tuple import LazyTuple
@@ -67,6 +68,6 @@ __all__ = (
     "build_graph", "calibrate", "capture", "disable_interception", "execute", "explain", "find_patterns",
     "get_coordinator", "get_current_context", "get_global_builder", "get_graph", "get_initialization_time_ms",
     "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async", "is_capturing", "later",
-    "materialize_async", "metrics", "profiles", "reset_stats", "run_async", "schedule", "session", "set_debug_level",
-    "should_intercept", "stats",
+    "materialize_async", "metrics", "models", "profiles", "reset_stats", "run_async", "schedule", "session",
+    "set_debug_level", "should_intercept", "stats",
 )

@@ -21,6 +21,7 @@ MODULES = {
     **dict.fromkeys(("Graph", "GraphNode"), "djinn_lib_graph.graph"),
     "PatternMatch": "djinn_lib_graph.match",
     "OperationClass": "djinn.kinds",
+    "models": "djinn_lib_models.face",
     **dict.fromkeys(("calibrate", "profiles"), "djinn_lib_schedule.calibrate"),
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),
