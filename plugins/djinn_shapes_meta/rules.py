@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
+from djinn_lib_service.stored_models import STORED_TENSOR
 
 from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn_shapes_meta.layouts import CONTIGUOUS, ELEMENTWISE, is_canonical
@@ -271,7 +272,7 @@ _RULES: Mapping[str, Rule] = {
     # The lengths of their result lists cannot be determined otherwise.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),
-    **dict.fromkeys(ATTENTION_OPERATORS, _always),
+    **dict.fromkeys((*ATTENTION_OPERATORS, STORED_TENSOR), _always),
     "index_select": _last_is_index,
     "complex": _real_parts,
     **dict.fromkeys(("native_dropout", "pixel_shuffle", "pixel_unshuffle"), _not_empty),
