@@ -21,7 +21,7 @@ from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
 from djinn_executor_cuda.cuda_graphs import CapturedGraph, Shelf, moved_out
 from djinn_executor_cuda.graph_eligibility import GraphStage, digest_of_numbers, forms_of, suits
-from djinn_executor_cuda.segments import OutlinedProgram, Segment, StepHistory, cut
+from djinn_executor_cuda.segments import OutlinedProgram, RecordableSegment, StepHistory, cut
 from djinn_executor_cuda.signatures import KnownSignature, Signatures, Terms
 
 __all__ = ("SegmentPlayer", "SegmentedRuns")
@@ -73,7 +73,8 @@ class SegmentPlayer:
     """
 
     def __init__(
-        self, segment: Segment, flowing: Mapping[int, SegmentPlayer], now: _Now, device: torch.device, shelf: Shelf,
+        self, segment: RecordableSegment, flowing: Mapping[int, SegmentPlayer], now: _Now, device: torch.device,
+        shelf: Shelf,
     ) -> None:
         self.segment = segment
         self.is_played = False

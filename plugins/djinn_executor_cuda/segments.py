@@ -21,11 +21,11 @@ from djinn.ir.schema import ReturnKind
 from djinn.ir.spec import tensors_in
 from djinn_executor_cuda.graph_eligibility import Form, digest_of_numbers, form_of
 
-__all__ = ("OutlinedProgram", "Segment", "StepHistory", "cut")
+__all__ = ("OutlinedProgram", "RecordableSegment", "StepHistory", "cut")
 
 
 @attrs.frozen
-class Segment:
+class RecordableSegment:
     """Consecutive steps of a program, as a program of their own.
 
     Attributes:
@@ -91,9 +91,9 @@ class StepHistory:
 
 def cut(
     program: Program, calls: Sequence[BoundCall], repeats: Sequence[bool], *, least_steps: int
-) -> list[Segment]:
+) -> list[RecordableSegment]:
     """Return the longest pieces of a program whose steps all repeat, if they have enough steps."""
-    found, begin = list[Segment](), 0
+    found, begin = list[RecordableSegment](), 0
     last_use = _last_uses(program)
     while begin < len(program.steps):
         end = begin
@@ -113,7 +113,7 @@ def _last_uses(program: Program) -> dict[int, int]:
 
 def _segment(
     program: Program, calls: Sequence[BoundCall], begin: int, end: int, last_use: dict[int, int]
-) -> Segment:
+) -> RecordableSegment:
     steps = program.steps[begin:end]
     first = sum(step.results for step in program.steps[:begin])
     produced = sum(step.results for step in steps)
@@ -128,8 +128,9 @@ def _segment(
             position_of[operand] if operand < first else operand - first for operand in step.operands), step.results)
             for step in steps),
         len(inputs), tuple(result - first for result in outputs))
-    return Segment(begin, end, inner, tuple(calls[template] for template in used), tuple(inputs), tuple(outputs), first,
-                   sum(calls[step.template].numbers for step in steps))
+    return RecordableSegment(
+        begin, end, inner, tuple(calls[template] for template in used), tuple(inputs), tuple(outputs), first,
+        sum(calls[step.template].numbers for step in steps))
 
 
 class OutlinedProgram:
@@ -146,7 +147,7 @@ class OutlinedProgram:
     """
 
     def __init__(
-        self, program: Program, calls: Sequence[BoundCall], segments: Sequence[Segment],
+        self, program: Program, calls: Sequence[BoundCall], segments: Sequence[RecordableSegment],
         players: Sequence[Callable[[list[Any], list[Any]], list[Any]]],
     ) -> None:
         self._segments = {segment.begin: segment for segment in segments}
@@ -202,7 +203,7 @@ def _results_in(variables: dict[str, Any], produced: int) -> list[tuple[int, Any
             if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced]
 
 
-def _call_of(segment: Segment, player: Callable[[list[Any], list[Any]], list[Any]]) -> BoundCall:
+def _call_of(segment: RecordableSegment, player: Callable[[list[Any], list[Any]], list[Any]]) -> BoundCall:
     return attrs.evolve(
         segment.calls[0], function=player, keywords=(), returns=(ReturnKind.LIST,), numbers=segment.numbers,
         arguments=(ListArgument((TensorArgument(),) * len(segment.inputs)),
