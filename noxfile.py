@@ -16,7 +16,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
 # The tests come last, so that their closing line ends the output.
-nox.options.sessions = ["lint", "docs", "types", "tests"]
+nox.options.sessions = ["checks", "tests"]
 
 ROOT = Path(__file__).parent
 THIRD_PARTY = {
@@ -50,7 +50,13 @@ def _conformance(session: nox.Session, *plugins: str) -> None:
             session.run("pytest", "--pyargs", "djinn_conformance", f"--djinn-plugin={plugin}", env=PROFILE)
 
 
-@nox.session
+@nox.session(venv_backend="none")
+def checks(session: nox.Session) -> None:
+    """Run lint, docs and types, two at a time; what each printed is shown when it ends."""
+    session.run(sys.executable, "-m", "nox", "--parallel", "2", "--sessions", "docs", "types", "lint")
+
+
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Check style, banned imports and who imports whom."""
     _install(session, "ruff", "import-linter")
@@ -59,7 +65,7 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / root) for root in IMPORT_ROOTS)})
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Build the documentation's site in build/docs; warnings are errors."""
     _install(session, "furo", "myst-nb", "sphinx", "sphinx-autoapi", "sphinxcontrib-mermaid")
@@ -67,7 +73,7 @@ def docs(session: nox.Session) -> None:
     session.log("Open %s.", ROOT / "build" / "docs" / "index.html")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
     _install(session, "-e", ".[metrics,tls]", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")

@@ -427,6 +427,30 @@ def djinn_register_authenticators(register: RegisterOfLibrary) -> None:
 
 
 @hookspec
+def djinn_register_stores(register: RegisterOfLibrary) -> None:
+    """Register model stores, from which a server's clients load models by name.
+
+    Called:
+        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
+        is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_server.kinds.ModelStoreFactory`. It opens a store later, in the gateway of a
+            server, and only if it is chosen.
+
+    Raises:
+        PluginValidationError: The object lacks a member that a store needs, or the same plugin has already registered
+            its name.
+
+    Laws:
+        Those of the kind ``store``, in ``specs/kinds/store.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
 def djinn_register_admissions(register: RegisterOfLibrary) -> None:
     """Register admission policies, which decide who may start on a server's devices, and who runs next.
 

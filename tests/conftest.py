@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from djinn_conformance.laws import active_profile
+from djinn_conformance.serving import Servers
 from hypothesis import settings
 from support.processes import warm
 
@@ -18,6 +19,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 if os.environ.get("HYPOTHESIS_PROFILE"):
     settings.register_profile("chosen", active_profile())
     settings.load_profile("chosen")
+
+Servers.start_process = staticmethod(warm.start_server)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

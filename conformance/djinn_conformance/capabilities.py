@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory
+from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory, SamplingModelStoreFactory
 from djinn_lib_service.kinds import ListeningTransport, ListenOptions, SupportsPeers
 from djinn_lib_service.kinds.transport import SupportsAsyncAccept
 from djinn_lib_service.settings import TlsSettings
@@ -86,6 +86,7 @@ FOUND_OUT: Mapping[str, Callable[[Subject], bool]] = {
     "metrics.samples": lambda subject: isinstance(subject.registered.value, SamplingMetricsFactory),
     "session.computes": _computes,
     "session.served": lambda subject: bool(subject.registered.value.served),
+    "store.samples": lambda subject: isinstance(subject.registered.value, SamplingModelStoreFactory),
     "transport.awaits": _awaits,
     "transport.carries": lambda subject: isinstance(subject.registered.value, SupportsPeers),
     "transport.listens": listens,

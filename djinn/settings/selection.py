@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "authenticator": Kind("djinn_lib_server.kinds:AuthenticatorFactory", "tokens"),
     "admission": Kind("djinn_lib_server.kinds:AdmissionFactory", "fair"),
     "metrics": Kind("djinn_lib_server.kinds:MetricsFactory"),
+    "store": Kind("djinn_lib_server.kinds:ModelStoreFactory", "safetensors"),
     "mode": Kind("djinn_lib_run.kinds:RunMode", "accelerator"),
 })
 """The kinds of plugin, by name."""

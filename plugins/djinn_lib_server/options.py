@@ -217,6 +217,9 @@ class ServeOptions:
     limits: Limits = attrs.field(factory=lambda: Limits(sessions=256, programs=4096))
     sessions: SessionOptions = SessionOptions()
     memory: ServerMemoryOptions = ServerMemoryOptions()
+    models: Annotated[str, Option(
+        "models", "Folder of models as safetensors files, which clients load by name; see djinn models.",
+        metavar="DIR", is_path=True, shows_default=False)] = ""
     peers: Annotated[str, Option(
         "peers", "Servers that sessions may send values to. Default: this machine only, and none if other "
                  "machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""

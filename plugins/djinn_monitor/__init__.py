@@ -1,4 +1,4 @@
-"""``djinn status`` and ``djinn top``: the state of a server."""
+"""``djinn status``, ``djinn top`` and ``djinn models``: the state of a server, and the models that it has."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ __all__ = ("djinn_register_commands",)
 
 @hookimpl
 def djinn_register_commands(app: typer.Typer) -> None:
-    """Add ``djinn status`` and ``djinn top``."""
+    """Add ``djinn status``, ``djinn top`` and ``djinn models``."""
+    from djinn_monitor.models_command import models
     from djinn_monitor.status_command import status
     from djinn_monitor.top_command import top
 
     app.command("status")(status)
     app.command("top")(top)
+    app.command("models")(models)

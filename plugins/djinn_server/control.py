@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.stored_models import StoredModel
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import WorkerReport
@@ -23,6 +24,7 @@ __all__ = (
     "EndSessions",
     "Ended",
     "Failed",
+    "FromStore",
     "GiveBack",
     "Grant",
     "Incoming",
@@ -36,6 +38,7 @@ __all__ = (
     "Spawn",
     "Spawned",
     "Stop",
+    "StoreReply",
     "Taken",
     "TurnChannel",
     "ignore_signals",
@@ -285,6 +288,32 @@ class Dialed(msgspec.Struct, frozen=True, tag="dialed"):
     received: bytes = b""
 
 
+class FromStore(msgspec.Struct, frozen=True, tag="from_store"):
+    """From a worker: a request for a file of the model store, or for a list of its models.
+
+    Attributes:
+        number: Identifies the request in its answer.
+        digest: The file's digest; empty for the list.
+    """
+
+    number: int
+    digest: str = ""
+
+
+class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
+    """To a worker: the answer, with the descriptor of the file if there is one.
+
+    Attributes:
+        number: Number of the `FromStore`.
+        models: The models.
+        problem: Why there is no answer.
+    """
+
+    number: int
+    models: tuple[StoredModel, ...] = ()
+    problem: str = ""
+
+
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
     """To a forkserver: fork a worker, whose standard input comes with this message.
 
@@ -324,7 +353,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
     | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
-    | EndSession)
+    | EndSession | FromStore | StoreReply)
 
 
 def ignore_signals() -> None:

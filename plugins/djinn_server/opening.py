@@ -14,6 +14,7 @@ import attrs
 from djinn_lib_server.kinds.admission import AdmissionFactory
 from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
+from djinn_lib_server.kinds.store import ModelStoreFactory
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.content_store import read_digests
 from djinn_lib_service.listening import listen
@@ -30,6 +31,7 @@ from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
 from djinn_server.memory import memory_plugin
+from djinn_server.models import GatewayModels
 from djinn_server.operator_socket import check_path, default_folder
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.plugin_settings import environment_of
@@ -93,6 +95,7 @@ def open_server(
     memory_plugin(plugins, is_needed=options.limits.memory_bytes > 0)
     authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
     admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
+    stores: ModelStoreFactory | None = plugins.choose("store", DEFAULTS["store"]) if options.models else None
     outputs: list[MetricsFactory] = plugins.all("metrics")
 
     def check(options: ServeOptions) -> bool:
@@ -130,8 +133,10 @@ def open_server(
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
     environment |= environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level}
     tasks = Tasks()
+    models = None if stores is None else stores.open(options)
     supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
-                            exchange=Exchange(peers, plugins.transport_for, tasks))
+                            exchange=Exchange(peers, plugins.transport_for, tasks),
+                            models=None if models is None else GatewayModels(models, tasks))
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
     try:

@@ -26,6 +26,7 @@ from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
 from djinn_server.event_loop import Tasks
 from djinn_server.metrics_store import MetricsStore
+from djinn_server.models import GatewayModels
 from djinn_server.oversight import Offenders
 from djinn_server.placement import default_places, least_loaded
 from djinn_server.spawning import ForkServer
@@ -79,6 +80,7 @@ class Supervisor:
         ledger: Collects the workers' reports; the supervisor has its own by default.
         forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
+        models: Gives workers models; without it, there are none.
 
     Attributes:
         ledger: The workers' reports.
@@ -90,7 +92,7 @@ class Supervisor:
 
     def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, tasks: Tasks, *,
                  ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
-                 exchange: Exchange | None = None) -> None:
+                 exchange: Exchange | None = None, models: GatewayModels | None = None) -> None:
         self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
         self._setup = setup
@@ -102,6 +104,7 @@ class Supervisor:
         self._environment = environment
         self._forkserver = forkserver
         self._exchange = exchange
+        self._models = models
         self._tasks = tasks
         self._changes = Changes()
         self._posts: dict[str, _Post] = {}
@@ -382,7 +385,7 @@ class Supervisor:
             await worker.tell(Drain())
         account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
         try:
-            await worker.watch(account.heed, lambda: self._drained(post), self._exchange)
+            await worker.watch(account.heed, lambda: self._drained(post), self._exchange, self._models)
         finally:
             # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
             self.ledger.close(account)

@@ -23,6 +23,7 @@ from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAdoption
 from djinn_lib_service.listening import listen
 from djinn_lib_service.options import ListenOptions
+from djinn_lib_service.stored_models import provide
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, RefusedError, TransportError
@@ -44,6 +45,7 @@ from djinn_server.control import (
     Seen,
     Setup,
     Stop,
+    StoreReply,
     Taken,
     TurnChannel,
     ignore_signals,
@@ -55,6 +57,7 @@ from djinn_server.grants import Grants
 from djinn_server.limits import Allowances
 from djinn_server.log_lines import write_to
 from djinn_server.memory import device_bytes, memory_plugin
+from djinn_server.models import WorkerModels
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
 from djinn_server.run_queue import RunQueue
@@ -159,7 +162,7 @@ def main() -> None:
     fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line = _open(setup, turns, _board(board), fence, dialer)
+        server, inlet, allowances, line, models = _open(setup, turns, _board(board), fence, dialer, control)
         fence.seal()
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
@@ -171,7 +174,8 @@ def main() -> None:
     reporter = Reporter(server.report, control.send)
     reporter.start()
     orders = Orders(control, server, inlet.grants, inlet.listener)
-    stop = _obey(control, inlet.hand, allowances, server.limit_memory, dialer, server.sessions, orders)
+    stop = _obey(control, inlet.hand, allowances, server.limit_memory, dialer, server.sessions, orders,
+                 models)
     stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
@@ -213,6 +217,7 @@ class GatewayTurns:
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances,
     limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
+    models: WorkerModels | None,
 ) -> Stop:
     """Carry out the gateway's orders until it orders the worker to stop."""
     while (received := control.receive()) is not None:
@@ -226,6 +231,8 @@ def _obey(
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
         elif isinstance(message, Dialed):
             dialer.answered(message, descriptor)
+        elif isinstance(message, StoreReply) and models is not None:
+            models.answered(message, descriptor)
         elif isinstance(message, Limits):
             allowances.limits = message
             limit_memory(message)
@@ -244,8 +251,9 @@ def _obey(
 
 def _open(
     setup: Setup, turns: GatewayTurns | None, board: Board | None, fence: Fence, dialer: Dialer,
-) -> tuple[Server, PassedSocketListener, Allowances, RunQueue]:
-    from djinn.plugins import Plugins
+    control: Control,
+) -> tuple[Server, PassedSocketListener, Allowances, RunQueue, WorkerModels | None]:
+    from djinn.plugins import DEFAULTS, Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
 
@@ -281,7 +289,11 @@ def _open(
                     options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
-    return server, inlet, allowances, line
+    models = None
+    if setup.options.models:
+        models = WorkerModels(control.send, plugins.choose("store", DEFAULTS["store"]).tensors)
+        provide(models)
+    return server, inlet, allowances, line, models
 
 
 def _try(executor: Executor) -> None:

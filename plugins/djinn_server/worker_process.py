@@ -26,6 +26,7 @@ from djinn_server.control import (
     Dial,
     Drained,
     Failed,
+    FromStore,
     Incoming,
     Look,
     Ready,
@@ -39,6 +40,7 @@ from djinn_server.control_channel import AwaitedControl
 from djinn_server.counters import WorkerReport
 from djinn_server.dialing import Exchange
 from djinn_server.handshake import send_to
+from djinn_server.models import GatewayModels
 from djinn_server.spawning import ForkServer, WorkerProcess, start_process
 from djinn_server.tickets import issue
 
@@ -182,7 +184,7 @@ class Worker:
         self._port = message.address.rpartition(":")[2]
 
     async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
-                    exchange: Exchange | None = None) -> None:
+                    exchange: Exchange | None = None, models: GatewayModels | None = None) -> None:
         """Handle its messages until it ends."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
@@ -191,6 +193,8 @@ class Worker:
                 self._changes.notify()
             elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
+            elif isinstance(message, FromStore) and models is not None:
+                models.answer(message, self._control)
             elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):

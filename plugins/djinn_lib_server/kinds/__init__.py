@@ -11,9 +11,16 @@ from djinn_lib_server.kinds.metrics import (
     PeriodicOutput,
     SamplingMetricsFactory,
 )
+from djinn_lib_server.kinds.store import (
+    ModelStore,
+    ModelStoreFactory,
+    SamplingModelStoreFactory,
+    StoreSample,
+    TensorExtent,
+)
 
 __all__ = (
     "AdmissionFactory", "AdmissionPolicy", "Authenticator", "AuthenticatorFactory", "MetricsFactory", "MetricsOutput",
-    "MetricsSource", "PeriodicOutput", "SamplingAuthenticatorFactory", "SamplingMetricsFactory", "ServerLoad",
-    "TurnOrder",
+    "MetricsSource", "ModelStore", "ModelStoreFactory", "PeriodicOutput", "SamplingAuthenticatorFactory",
+    "SamplingMetricsFactory", "SamplingModelStoreFactory", "ServerLoad", "StoreSample", "TensorExtent", "TurnOrder",
 )

@@ -25,7 +25,7 @@ from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share")
+__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share", "start_server")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -140,6 +140,11 @@ class WarmPython:
     def kill(self) -> None:
         """End it by force."""
         self._process.kill()
+
+
+def start_server(program: str, arguments: list[str], environment: dict[str, str], log: Path) -> WarmPython:
+    """Start a server of the conformance kit: see `djinn_conformance.serving.StartProcess`."""
+    return WarmPython(program, arguments, environment=environment, log=log, has_djinn=True)
 
 
 def share() -> None:

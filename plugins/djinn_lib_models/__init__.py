@@ -1,0 +1,1 @@
+"""Models of a server, loaded by name: no weight passes through the client."""

@@ -1,0 +1,171 @@
+"""Models that a server has: their descriptions, and the operators that make values of their tensors.
+
+``djinn::stored_tensor`` is recorded like any operation. So a model is loaded in program order and without a round trip,
+is placed like other operations, and is loaded again by a replay. ``djinn::stored_models`` asks for the descriptions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+import torch
+from msgspec import Meta
+
+__all__ = ("STORED_OPERATORS", "STORED_TENSOR", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
+           "StoredOperators", "StoredTensor", "provide", "stored_operators")
+
+STORED_TENSOR = "djinn::stored_tensor"
+STORED_OPERATORS = frozenset((STORED_TENSOR, "djinn::stored_models"))
+"""Their names. None writes to an argument, or returns a view of one."""
+_Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_libraries: list[torch.library.Library] = []
+"""Registrations are valid for the lifetime of these objects."""
+_provided: list[StoredModels] = []
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of a model.
+
+    Attributes:
+        name: Its name in the model's folder.
+        size_bytes: Its size.
+        digest: SHA-256 of its content, in hexadecimal.
+    """
+
+    name: str
+    size_bytes: Annotated[int, Meta(ge=0)]
+    digest: _Hex
+
+
+class StoredModel(msgspec.Struct, frozen=True):
+    """A model.
+
+    Attributes:
+        name: Its name.
+        revision: Its revision; empty if it has none.
+        files: Its files, by name; empty if there is a problem.
+        problem: Why it cannot be used, with the name of the file; empty if it can.
+    """
+
+    name: str
+    revision: str = ""
+    files: tuple[StoredFile, ...] = ()
+    problem: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its file; of several: SHA-256 of their lines in the form of ``sha256sum``."""
+        if len(self.files) == 1:
+            return self.files[0].digest
+        lines = "".join(f"{file.digest}  {file.name}\n" for file in self.files)
+        return hashlib.sha256(lines.encode()).hexdigest() if self.files else ""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all its files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+class StoredTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a model.
+
+    Attributes:
+        name: Its name.
+        file: Digest of its file.
+        dtype: Its dtype, by the name that it has in ``torch``.
+        size: Its sizes.
+    """
+
+    name: str
+    file: _Hex
+    dtype: str
+    size: tuple[Annotated[int, Meta(ge=0)], ...]
+
+
+class StoreAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer of a store to a client.
+
+    Attributes:
+        models: Its models; for a question about one, that one.
+        tensors: The tensors of that one.
+        problem: Why there is no such answer.
+    """
+
+    models: tuple[StoredModel, ...] = ()
+    tensors: tuple[StoredTensor, ...] = ()
+    problem: str = ""
+
+
+class StoredModels(Protocol):
+    """The models of the server that runs in this process.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def answer(self, request: str) -> StoreAnswer:
+        """Answer a question: empty for all models; or a name, and in a second line a revision or a digest, or nothing.
+
+        Never raises: the answer contains the problem.
+        """
+
+    def tensor(self, file: str, name: str) -> torch.Tensor:
+        """Return a tensor of a file, in memory of the host that its caller may write to.
+
+        Args:
+            file: The file's digest.
+            name: The tensor's name.
+
+        Raises:
+            RuntimeError: There is no such file or tensor, or the file has changed.
+        """
+
+
+class StoredOperators(NamedTuple):
+    """The operators."""
+
+    models: Any
+    tensor: Any
+
+
+def provide(models: StoredModels | None) -> None:
+    """Use these models in the operators from now on; ``None`` for none."""
+    _provided[:] = [] if models is None else [models]
+
+
+@cache
+def stored_operators() -> StoredOperators:
+    """Return the operators; the first call defines them."""
+    library = torch.library.Library("djinn", "FRAGMENT")
+    library.define("stored_models(Tensor like, str request) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
+    library.define("stored_tensor(Tensor like, str file, str name, int[] size, *, ScalarType dtype) -> Tensor")
+    for key in ("CPU", "CUDA"):
+        library.impl("stored_models", _models, key)
+        library.impl("stored_tensor", _tensor, key)
+    library.impl("stored_tensor", _tensor_meta, "Meta")
+    _libraries.append(library)
+    return StoredOperators(torch.ops.djinn.stored_models.default, torch.ops.djinn.stored_tensor.default)
+
+
+def _models(like: torch.Tensor, request: str) -> torch.Tensor:
+    answer = _provided[0].answer(request) if _provided else StoreAnswer(
+        problem="This server has no models. Its operator names a folder of them: djinn serve --models DIR.")
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(answer)), dtype=torch.uint8).to(like.device)
+
+
+def _tensor(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype: torch.dtype) -> torch.Tensor:
+    if not _provided:
+        raise RuntimeError("This server has no models.")
+    with torch.inference_mode(mode=False), torch.no_grad():
+        found = _provided[0].tensor(file, name)
+        if list(found.shape) != list(size) or found.dtype is not dtype:
+            raise RuntimeError(f"Tensor {name!r} is a {found.dtype} of size {list(found.shape)}, not a {dtype} of "
+                               f"{list(size)}.")
+        return found.to(like.device)
+
+
+def _tensor_meta(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")

@@ -1,0 +1,242 @@
+"""The model store of a server: the gateway opens files, and workers, which cannot, map them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import mmap
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import anyio
+import anyio.to_thread
+import attrs
+import torch
+from djinn_lib_server.kinds.store import ModelStore, TensorExtent
+from djinn_lib_service.stored_models import StoreAnswer, StoredModel, StoredTensor
+
+from djinn_server.control import FromStore, StoreReply
+from djinn_server.control_channel import AwaitedControl
+from djinn_server.event_loop import Tasks
+
+__all__ = ("GatewayModels", "WorkerModels", "mapped")
+
+MIN_MAPPED_BYTES = 2**16
+"""Smaller tensors are copied: a mapping takes whole pages."""
+ANSWER_TIMEOUT_S = 600.0
+"""How long a worker waits for the gateway, which digests new files first."""
+MAX_READERS = 4
+_log = logging.getLogger("djinn.server")
+
+
+class GatewayModels:
+    """The gateway's end: lists the models, and opens their files.
+
+    Args:
+        store: Has the models.
+        tasks: Where requests wait.
+
+    Concurrency:
+        Tasks of one event loop; the store is asked in threads.
+    """
+
+    def __init__(self, store: ModelStore, tasks: Tasks) -> None:
+        self._store = store
+        self._tasks = tasks
+        self._threads = anyio.CapacityLimiter(MAX_READERS)
+
+    def answer(self, request: FromStore, control: AwaitedControl) -> None:
+        """Answer a worker; returns at once."""
+        self._tasks.spawn(self._answer, request, control)
+
+    async def _answer(self, request: FromStore, control: AwaitedControl) -> None:
+        reply, descriptor = await anyio.to_thread.run_sync(self._found, request, limiter=self._threads)
+        try:
+            await control.send(reply, descriptor)
+        except OSError as error:
+            _log.info("the worker that asked for models is gone: %s", error)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _found(self, request: FromStore) -> tuple[StoreReply, int | None]:
+        try:
+            if not request.digest:
+                return StoreReply(request.number, tuple(self._store.models())), None
+            return StoreReply(request.number), self._store.open(request.digest)
+        except LookupError as error:
+            return StoreReply(request.number, problem=str(error)), None
+        except Exception:  # noqa: BLE001  # logged in full; a store that fails must not end the gateway
+            _log.exception("the model store failed")
+            return StoreReply(request.number, problem="The model store failed; the server's log says why."), None
+
+
+@attrs.frozen
+class _Opened:
+    """A file that the gateway has opened; it is closed once nothing refers to this object."""
+
+    descriptor: int
+    stamp: tuple[int, int]
+    tensors: Mapping[str, TensorExtent]
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
+
+
+class WorkerModels:
+    """The worker's end; see `djinn_lib_service.stored_models.StoredModels`.
+
+    Args:
+        send: Sends the gateway a message.
+        describe: Describes the tensors of an open file.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, send: Callable[[FromStore], None],
+                 describe: Callable[[int], Mapping[str, TensorExtent]]) -> None:
+        self._send = send
+        self._describe = describe
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._waiting: dict[int, queue.SimpleQueue[tuple[StoreReply, int | None]]] = {}
+        self._files: dict[str, _Opened] = {}
+
+    def answered(self, reply: StoreReply, descriptor: int | None) -> None:
+        """Handle the gateway's answer."""
+        with self._lock:
+            answers = self._waiting.get(reply.number)
+            if answers is not None:
+                answers.put((reply, descriptor))
+                return
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def answer(self, request: str) -> StoreAnswer:
+        """Answer a client's question."""
+        reply, _ = self._ask("")
+        if reply.problem or not request:
+            return StoreAnswer(reply.models, problem=reply.problem)
+        name, _, version = request.partition("\n")
+        found = [model for model in reply.models
+                 if model.name == name and (not version or version in (model.revision, model.digest))]
+        if len(found) != 1:
+            return StoreAnswer(problem=_why_none(name, version, reply.models, found))
+        if found[0].problem:
+            return StoreAnswer(problem=f"The model {name} cannot be used: {found[0].problem}.")
+        try:
+            tensors = [StoredTensor(tensor, file.digest, extent.dtype, extent.size) for file in found[0].files
+                       for tensor, extent in self._file(file.digest).tensors.items()]
+        except RuntimeError as error:
+            return StoreAnswer(problem=str(error))
+        if len({tensor.name for tensor in tensors}) != len(tensors):
+            return StoreAnswer(problem=f"The model {name} cannot be used: two of its files have a tensor of one name.")
+        return StoreAnswer((found[0],), tuple(tensors))
+
+    def tensor(self, file: str, name: str) -> torch.Tensor:
+        """Map a tensor; writes stay in this process."""
+        opened = self._file(file)
+        if name not in opened.tensors:
+            raise RuntimeError(f"No tensor {name!r} is in the file with the digest {file[:64]}.")
+        return mapped(opened.descriptor, opened.tensors[name])
+
+    def _file(self, digest: str) -> _Opened:
+        with self._opening:
+            opened = self._files.get(digest)
+            if opened is None:
+                opened = self._files[digest] = self._open(digest)
+            if _stamp(opened.descriptor) != opened.stamp:
+                # Its mappings stay valid: they do not need the descriptor.
+                os.close(self._files.pop(digest).descriptor)
+                raise RuntimeError(f"The file with the digest {digest[:64]} was changed.")
+            return opened
+
+    def _open(self, digest: str) -> _Opened:
+        if not digest:
+            raise RuntimeError("A file without a digest is not stored.")
+        reply, descriptor = self._ask(digest)
+        if descriptor is None:
+            raise RuntimeError(reply.problem or "The gateway opens no file.")
+        try:
+            return _Opened(descriptor, _stamp(descriptor), self._describe(descriptor))
+        except ValueError as error:
+            os.close(descriptor)
+            raise RuntimeError(f"The file with the digest {digest[:64]} is damaged: {error}.") from None
+
+    def _ask(self, digest: str) -> tuple[StoreReply, int | None]:
+        answers: queue.SimpleQueue[tuple[StoreReply, int | None]] = queue.SimpleQueue()
+        number = next(self._numbers)
+        with self._lock:
+            self._waiting[number] = answers
+        try:
+            self._send(FromStore(number, digest))
+            return answers.get(timeout=ANSWER_TIMEOUT_S)
+        except (OSError, queue.Empty):
+            return StoreReply(number, problem="The gateway does not answer."), None
+        finally:
+            with self._lock:
+                del self._waiting[number]
+
+
+def _why_none(name: str, version: str, models: tuple[StoredModel, ...], found: list[StoredModel]) -> str:
+    if found:
+        versions = ", ".join(model.revision or model.digest for model in found)
+        return f"The model {name} is stored in several revisions: {versions}."
+    others = sorted({model.revision for model in models if model.name == name})
+    if others:
+        return f"The model {name} is not stored in the revision {version}, but in: {', '.join(others) or 'none'}."
+    return f"No model {name} is stored. djinn.models.list() says which ones are."
+
+
+def mapped(descriptor: int, extent: TensorExtent) -> torch.Tensor:
+    """Return a tensor of a file whose header was checked; pages that are written to become this process's own."""
+    dtype: torch.dtype = getattr(torch, extent.dtype)
+    size_bytes = extent.end - extent.begin
+    offset = extent.begin % mmap.ALLOCATIONGRANULARITY
+    if size_bytes < MIN_MAPPED_BYTES or extent.begin % dtype.itemsize:
+        data: object = _read(descriptor, extent)
+        offset = 0
+    else:
+        data = _map(descriptor, extent.begin - offset, size_bytes + offset)
+    if not size_bytes:
+        return torch.empty(extent.size, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=size_bytes // dtype.itemsize, offset=offset).reshape(extent.size)
+
+
+def _read(descriptor: int, extent: TensorExtent) -> bytearray:
+    data = bytearray(extent.end - extent.begin)
+    view, position = memoryview(data), 0
+    while position < len(data):
+        count = os.preadv(descriptor, [view[position:]], extent.begin + position)
+        if not count:
+            raise RuntimeError("A file of a model became shorter.")
+        position += count
+    return data
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    found = ctypes.CDLL(None, use_errno=True)
+    found.mmap.restype = ctypes.c_void_p
+    found.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    found.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return found
+
+
+def _map(descriptor: int, begin: int, size_bytes: int) -> object:
+    """Map a part of a file; unlike Python's own, the mapping holds no descriptor, of which a process has few."""
+    address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, begin)
+    if address in (None, ctypes.c_void_p(-1).value):
+        raise RuntimeError(f"A file of a model cannot be mapped: {os.strerror(ctypes.get_errno())}.")
+    data = (ctypes.c_char * size_bytes).from_address(address)
+    weakref.finalize(data, _libc().munmap, address, size_bytes)
+    return data

@@ -1,0 +1,132 @@
+"""Which files in a folder are models, and how they are called.
+
+A model is a file ``NAME.safetensors``, or a folder with such files; ``NAME@REVISION`` has a revision. A folder of
+Hugging Face's cache, ``models--OWNER--NAME``, has a model for each of its snapshots.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import attrs
+import msgspec
+from msgspec import Meta
+
+__all__ = ("SUMS", "Candidate", "candidates", "expected_digests", "files_of")
+
+SUMS = "SHA256SUMS"
+SUFFIX = ".safetensors"
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_HUB = "models--"
+MAX_INDEX_BYTES = 64 * 2**20
+MAX_DEPTH = 4
+"""Folders below the store's that are looked into."""
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+_BLOB = re.compile(r"[0-9a-f]{64}")
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[^/\\\0]+\.safetensors$")]]
+
+
+@attrs.frozen
+class Candidate:
+    """A model as its place in the folder describes it.
+
+    Attributes:
+        name: Its name.
+        revision: Its revision, or empty.
+        path: The file or folder.
+    """
+
+    name: str
+    revision: str
+    path: Path
+
+
+def candidates(root: Path) -> Iterator[Candidate]:
+    """List the models of a folder, by name.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    yield from _below(root, root, 0)
+
+
+def _below(root: Path, folder: Path, depth: int) -> Iterator[Candidate]:
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            if path.name.startswith(_HUB):
+                yield from _snapshots(path)
+            elif any(path.glob(f"*{SUFFIX}")) or (path / _INDEX).exists():
+                yield _named(path.relative_to(root), path)
+            elif depth < MAX_DEPTH and not path.is_symlink():
+                yield from _below(root, path, depth + 1)
+        elif path.name.endswith(SUFFIX):
+            yield _named(path.relative_to(root).with_name(path.name.removesuffix(SUFFIX)), path)
+
+
+def _named(relative: Path, path: Path) -> Candidate:
+    name, _, revision = relative.name.partition("@")
+    return Candidate(relative.with_name(name or relative.name).as_posix(), revision if name else "", path)
+
+
+def _snapshots(path: Path) -> Iterator[Candidate]:
+    name = path.name.removeprefix(_HUB).replace("--", "/")
+    snapshots = path / "snapshots"
+    for snapshot in sorted(snapshots.iterdir()) if snapshots.is_dir() else ():
+        if any(snapshot.glob(f"*{SUFFIX}")):
+            yield Candidate(name, snapshot.name, snapshot)
+
+
+def files_of(candidate: Candidate) -> list[Path]:
+    """List the files of a model: those that its index names, or the one that is the whole model, or all.
+
+    Raises:
+        ValueError: The index is malformed.
+        OSError: The folder cannot be read.
+    """
+    path = candidate.path
+    if not path.is_dir():
+        return [path]
+    index = path / _INDEX
+    if index.exists():
+        if index.stat().st_size > MAX_INDEX_BYTES:
+            raise ValueError(f"{_INDEX} has more than {MAX_INDEX_BYTES} bytes")
+        try:
+            found = msgspec.json.decode(index.read_bytes(), type=_Index)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{_INDEX} is malformed: {error}") from None
+        return [path / name for name in sorted(set(found.weight_map.values()))]
+    whole = path / _WHOLE
+    return [whole] if whole.exists() else sorted(path.glob(f"*{SUFFIX}"))
+
+
+def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:
+    """Return the digests that files should have, by name: those of ``SHA256SUMS``, or in the cache of a hub.
+
+    Raises:
+        ValueError: The file of digests is malformed, or does not name a file.
+        OSError: It cannot be read.
+    """
+    folder = candidate.path if candidate.path.is_dir() else candidate.path.parent
+    sums = folder / SUMS
+    if not sums.exists():
+        return {path.name: blob for path in files
+                if path.is_symlink() and _BLOB.fullmatch(blob := path.readlink().name)}
+    made = {}
+    for number, line in enumerate(filter(None, sums.read_text(encoding="utf-8").splitlines()), 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"line {number} of {SUMS} is no digest with a name")
+        made[match[2].removeprefix("./")] = match[1].lower()
+    for path in files:
+        if path.name not in made:
+            raise ValueError(f"{path.name} is not in {SUMS}: it was renamed or added")
+    return made

@@ -1,0 +1,206 @@
+"""The store: looks at files when it is asked, and reads one to digest it only if it is new or has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import struct
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from djinn_lib_server.kinds.store import StoreSample, TensorExtent
+from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.stored_models import StoredFile, StoredModel
+
+from djinn.errors import ConfigurationError
+from djinn_store_safetensors.folder import Candidate, candidates, expected_digests, files_of
+from djinn_store_safetensors.header import read_header
+
+__all__ = ("SafetensorsStore", "SafetensorsStores")
+
+CHUNK_BYTES = 2**23
+_log = logging.getLogger("djinn.server")
+
+
+@attrs.frozen
+class _Identity:
+    """Differs if a file was replaced or changed. A program can restore the time of modification, but not this one."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, descriptor: int) -> _Identity:
+        status = os.fstat(descriptor)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+
+
+@attrs.frozen
+class _Known:
+    """A file that was looked at: the digest of its content, or the fault in it."""
+
+    identity: _Identity
+    digest: str = ""
+    problem: str = ""
+
+
+class SafetensorsStore:
+    """The models of a folder; see `djinn_lib_server.kinds.store.ModelStore`.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.resolve()
+        self._known: dict[Path, _Known] = {}
+        self._paths: dict[str, Path] = {}
+        """Files of models that can be used, by digest."""
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def models(self) -> list[StoredModel]:
+        """List the current models; new files are digested."""
+        with self._lock:
+            found = [self._model(candidate) for candidate in candidates(self._folder)]
+            present = {path for path in self._known if path.exists()}
+            self._known = {path: known for path, known in self._known.items() if path in present}
+        for model in found:
+            said = f"{model.name}: {model.problem}"
+            if model.problem and said not in self._said:
+                self._said.add(said)
+                _log.warning("the model %s is not served: %s", model.name, model.problem)
+        return found
+
+    def open(self, digest: str) -> int:
+        """Open a file that has a listed digest."""
+        with self._lock:
+            path = self._paths.get(digest)
+            known = None if path is None else self._known.get(path)
+        if path is None or known is None:
+            raise LookupError(f"No file with the digest {digest[:64]} is stored.")
+        try:
+            descriptor = _opened(path)
+        except OSError as error:
+            raise LookupError(f"{path.name} cannot be opened: {error.strerror}.") from None
+        if _Identity.of(descriptor) != known.identity:
+            os.close(descriptor)
+            raise LookupError(f"{path.name} has changed since it was listed.")
+        return descriptor
+
+    def _model(self, candidate: Candidate) -> StoredModel:
+        made: list[StoredFile] = []
+        try:
+            paths = files_of(candidate)
+            expected = expected_digests(candidate, paths)
+            for path in paths:
+                real = self._inside(path)
+                known = self._looked_at(real)
+                if known.problem:
+                    raise ValueError(f"{path.name}: {known.problem}")
+                if expected.get(path.name, known.digest) != known.digest:
+                    raise ValueError(f"{path.name} has another content than its digest says: it was changed")
+                made.append(StoredFile(path.name, known.identity.size_bytes, known.digest))
+                self._paths[known.digest] = real
+        except OSError as error:
+            name = Path(error.filename).name if error.filename else candidate.path.name
+            return StoredModel(candidate.name, candidate.revision, problem=f"{name}: {error.strerror}")
+        except ValueError as error:
+            return StoredModel(candidate.name, candidate.revision, problem=str(error))
+        return StoredModel(candidate.name, candidate.revision, tuple(made))
+
+    def _inside(self, path: Path) -> Path:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(self._folder):
+            raise ValueError(f"{path.name} is a link that leaves the folder of models")
+        return real
+
+    def _looked_at(self, path: Path) -> _Known:
+        descriptor = _opened(path)
+        try:
+            identity = _Identity.of(descriptor)
+            known = self._known.get(path)
+            if known is None or known.identity != identity:
+                known = self._known[path] = _look(descriptor, identity)
+            return known
+        finally:
+            os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    # Without waiting: a pipe in the folder must not stop the gateway.
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _look(descriptor: int, identity: _Identity) -> _Known:
+    try:
+        read_header(descriptor)
+    except ValueError as error:
+        return _Known(identity, problem=str(error))
+    digest, position = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, CHUNK_BYTES, position):
+        digest.update(chunk)
+        position += len(chunk)
+    if _Identity.of(descriptor) != identity:
+        return _Known(identity, problem="it changed while it was read")
+    return _Known(identity, digest.hexdigest())
+
+
+class SafetensorsStores:
+    """Opens the store ``safetensors``."""
+
+    name = "safetensors"
+
+    def open(self, options: ServeOptions) -> SafetensorsStore | None:
+        """Open the folder of ``--models``, and begin to digest its files."""
+        if not options.models:
+            return None
+        folder = Path(options.models)
+        if not folder.is_dir():
+            raise ConfigurationError(f"--models: {folder} is no folder.")
+        store = SafetensorsStore(folder)
+        threading.Thread(target=_begin, args=(store,), name="djinn-models", daemon=True).start()
+        return store
+
+    def tensors(self, descriptor: int) -> Mapping[str, TensorExtent]:
+        """Read and check the header of a file."""
+        return read_header(descriptor)
+
+    def sample(self, folder: Path) -> StoreSample:
+        """Write a model that is one file, and one of two files."""
+        small = folder / "small.safetensors"
+        first, second = (folder / "large" / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+        content = {small: {"weight": bytes(range(16)), "bias": bytes(8)}, first: {"a": bytes(range(64))},
+                   second: {"b": bytes(range(100, 132)), "none": b""}}
+        for path, tensors in content.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(_file(tensors))
+        index = {"weight_map": {name: path.name for path in (first, second) for name in content[path]}}
+        (folder / "large" / "model.safetensors.index.json").write_text(json.dumps(index))
+        return StoreSample(ServeOptions(models=str(folder)),
+                           {"small": content[small], "large": content[first] | content[second]},
+                           {"small": (small,), "large": (first, second)})
+
+
+def _file(tensors: Mapping[str, bytes]) -> bytes:
+    entries, position = {}, 0
+    for name, data in tensors.items():
+        entries[name] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [position, position + len(data)]}
+        position += len(data)
+    header = json.dumps(entries).encode()
+    return struct.pack("<Q", len(header)) + header + b"".join(tensors.values())
+
+
+def _begin(store: SafetensorsStore) -> None:
+    try:
+        found = store.models()
+    except OSError as error:
+        _log.warning("the folder of models cannot be read: %s", error)
+    else:
+        _log.info("%d models are stored", sum(not model.problem for model in found))

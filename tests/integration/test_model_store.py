@@ -1,0 +1,147 @@
+"""Models of a server's store: loaded by name in another process than the server's, damaged, changed and shared."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from djinn_server.models import MIN_MAPPED_BYTES
+from safetensors.torch import save_file
+from support.processes.warm import clean_environment
+
+import djinn
+from djinn.errors import ConfigurationError
+
+WEIGHTS = {
+    "mapped": torch.randn(300, 400, generator=torch.Generator().manual_seed(1)), "small": torch.arange(10),
+    "half": torch.randn(7, generator=torch.Generator().manual_seed(2)).half(), "none": torch.empty(0, 3),
+    "scalar": torch.tensor(2.5, dtype=torch.float64), "flags": torch.tensor([True, False]),
+}
+LARGE_BYTES = 500 * 10**6
+GROWTH_BYTES = 20 * 10**6
+CLIENT = """
+import resource, sys, torch, djinn
+djinn.init(server=sys.argv[1])
+(torch.ones(2, device="remote_accelerator:0") + 1).sum().item()
+djinn.models.list()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+weights = djinn.models.load("large")
+total = sum(float(weight.sum()) for weight in weights.values())
+print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, djinn.stats()["bytes_sent"],
+      djinn.stats()["bytes_received"])
+"""
+
+
+def write_models(folder: Path) -> None:
+    (folder / "whole").mkdir()
+    save_file(WEIGHTS, folder / "whole" / "model.safetensors")
+    save_file({"x": torch.ones(5)}, folder / "plain.safetensors")
+    sharded = folder / "owner" / "sharded@v1"
+    sharded.mkdir(parents=True)
+    names = {"mapped": "model-1.safetensors", "small": "model-2.safetensors"}
+    for name, file in names.items():
+        save_file({name: WEIGHTS[name]}, sharded / file)
+    (sharded / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write_models(folder)
+    return folder
+
+
+@pytest.fixture
+def served(store: Path, start_server: Any) -> Iterator[Any]:
+    running = start_server("--models", str(store), "--sandbox", "auto")
+    djinn.init(server=running.address)
+    yield running
+    djinn.shutdown()
+
+
+def test_models_are_loaded_by_name_and_equal_the_files(served: Any) -> None:
+    assert [(model.name, model.revision, len(model.files)) for model in djinn.models.list()] == [
+        ("owner/sharded", "v1", 2), ("plain", "", 1), ("whole", "", 1)]
+    assert WEIGHTS["mapped"].nbytes >= MIN_MAPPED_BYTES > WEIGHTS["small"].nbytes
+    for loaded in (djinn.models.load("whole"), djinn.models.load("owner/sharded")):
+        for name, weight in loaded.items():
+            assert weight.dtype is WEIGHTS[name].dtype
+            assert torch.equal(weight.cpu(), WEIGHTS[name])
+    assert set(djinn.models.load("whole")) == set(WEIGHTS)
+    lower = djinn.models.load("whole", dtype=torch.bfloat16)
+    assert torch.equal(lower["mapped"].cpu(), WEIGHTS["mapped"].bfloat16())
+    assert lower["small"].dtype is torch.int64
+    digest = djinn.models.list()[0].digest
+    assert djinn.models.load("owner/sharded", revision=digest).keys() == {"mapped", "small"}
+    assert djinn.stats()["bytes_sent"] < 100_000
+
+
+def test_what_a_session_writes_is_its_own(served: Any) -> None:
+    first, second = djinn.models.load("whole"), djinn.models.load("whole")
+    first["mapped"].mul_(2)
+    view = second["mapped"].t()
+    assert torch.equal(first["mapped"].cpu(), WEIGHTS["mapped"] * 2)
+    assert torch.equal(view.cpu(), WEIGHTS["mapped"].t())
+    djinn.init(server=served.address)
+    assert torch.equal(djinn.models.load("whole")["mapped"].cpu(), WEIGHTS["mapped"])
+
+
+def test_damaged_changed_and_renamed_files_are_refused_by_name_and_harm_no_other(served: Any, store: Path) -> None:
+    path = store / "plain.safetensors"
+    data = path.read_bytes()
+    sums = store / "whole" / "SHA256SUMS"
+
+    def problem(name: str) -> str:
+        assert djinn.models.load("owner/sharded")["small"].sum().item() == 45
+        with pytest.raises(ConfigurationError) as caught:
+            djinn.models.load(name)
+        return str(caught.value)
+
+    path.write_bytes(data[:-1])
+    assert "plain.safetensors: it should have" in problem("plain")
+    path.write_bytes(data.replace(b'"x"', b"[1]"))
+    assert "plain.safetensors: its header is malformed" in problem("plain")
+    path.write_bytes(data)
+    assert djinn.models.load("plain")["x"].sum().item() == 5
+
+    whole = next(model for model in djinn.models.list() if model.name == "whole")
+    sums.write_text(f"{whole.digest}  model.safetensors\n")
+    weights = djinn.models.load("whole")
+    assert weights["small"].sum().item() == 45
+    file = store / "whole" / "model.safetensors"
+    original = file.read_bytes()
+    changed = store / "changed"
+    changed.write_bytes(original[:-1] + bytes((original[-1] ^ 1,)))
+    changed.replace(file)
+    assert "model.safetensors has another content" in problem("whole")
+    assert torch.equal(weights["mapped"].cpu(), WEIGHTS["mapped"]), "what was loaded stays"
+    file.rename(store / "whole" / "other.safetensors")
+    assert "other.safetensors is not in SHA256SUMS" in problem("whole")
+    assert "No model missing" in problem("missing")
+    (store / "outside.safetensors").symlink_to("/etc/hostname")
+    assert "leaves the folder" in problem("outside")
+
+
+def test_a_server_without_models_says_so(session: Any) -> None:
+    with pytest.raises(ConfigurationError, match="djinn serve --models DIR"):
+        djinn.models.list()
+
+
+def test_no_weight_passes_through_the_client(store: Path, start_server: Any) -> None:
+    weight = torch.full((LARGE_BYTES // 40,), 0.5)
+    save_file({f"w{number}": weight.clone() for number in range(10)}, store / "large.safetensors")
+    running = start_server("--models", str(store))
+    done = subprocess.run([sys.executable, "-c", CLIENT, running.address], capture_output=True, text=True, check=False,
+                          env=clean_environment())
+    assert done.returncode == 0, done.stderr
+    total, grown_bytes, sent_bytes, received_bytes = map(float, done.stdout.split())
+    assert total == LARGE_BYTES / 4 * 0.5
+    assert grown_bytes <= GROWTH_BYTES
+    assert sent_bytes + received_bytes < 10**6
