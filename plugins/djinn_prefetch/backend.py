@@ -194,7 +194,7 @@ class PrefetchingBackend(BackendWrapper):
 
     @contextmanager
     def _taking(self, pending: Sequence[Node], *, whole: bool = True) -> Iterator[None]:
-        """Let the wrapped backend take what is pending; the history then has that, or is empty."""
+        """Let the wrapped backend take the tape; the history then has its nodes, or is empty."""
         while self._released:
             number = self._released.popleft()
             self._history.died(number)
@@ -326,7 +326,7 @@ class PrefetchingBackend(BackendWrapper):
             raise
         except Exception as failure:  # noqa: BLE001  # of an operation; raised again at the next wait if it is news
             if self.nodes_taken != before:
-                # Another thread recorded what has failed now: nobody has heard of it. Its frames hold tensors.
+                # Another thread recorded what has failed now: it is unreported. Its frames hold tensors.
                 self._unheard = failure.with_traceback(None)
             return []
 

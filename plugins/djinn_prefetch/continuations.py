@@ -228,7 +228,7 @@ class Continuations:
             slot: The requested value.
             pending: The tape; the last nodes of the history.
             taken: How many nodes were taken off it so far.
-            is_apart: Whether what is foreseen runs after all that is pending, and after dead values were freed.
+            is_apart: Whether the foreseen operations run after the tape, and after dead values were freed.
         """
         self.drop()
         self._learn(place, slot, pending, taken)

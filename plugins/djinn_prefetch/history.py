@@ -12,7 +12,7 @@ from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn_prefetch.harmless import is_harmless
 
-__all__ = ("History", "Origin", "Tail")
+__all__ = ("History", "OperandSource", "Tail")
 
 MAX_NODES = 8192
 """Nodes in each of the two generations."""
@@ -42,7 +42,7 @@ class Tail:
 
 
 @attrs.frozen(eq=False)
-class Origin:
+class OperandSource:
     """How to find an operand again at another wait.
 
     Attributes:
@@ -117,10 +117,10 @@ class History:
         self._newer.dead.add(number)
         self._watched.discard(number)
 
-    def origins_of(self, slots: Sequence[Slot], tail: Tail) -> list[Origin | None]:
+    def origins_of(self, slots: Sequence[Slot], tail: Tail) -> list[OperandSource | None]:
         """Say how to find operands again, by the last node before a wait that used or made each."""
         missing = {slot.number for slot in slots}
-        found: dict[int, Origin] = {}
+        found: dict[int, OperandSource] = {}
         for distance, node in enumerate(self._backwards(tail), start=1):
             if not missing:
                 break
@@ -131,10 +131,10 @@ class History:
                 if slot.number in missing and spec is not None:
                     missing.discard(slot.number)
                     is_recent = tail.end - distance >= tail.since
-                    found[slot.number] = Origin(spec, distance, position, is_recent, self._watch(slot))
+                    found[slot.number] = OperandSource(spec, distance, position, is_recent, self._watch(slot))
         return [found.get(slot.number) for slot in slots]
 
-    def find(self, origin: Origin, tail: Tail) -> Slot | None:
+    def find(self, origin: OperandSource, tail: Tail) -> Slot | None:
         """Find a value that has an origin's metadata and can be used by an operation now; ``None`` if there is none."""
         kept = origin.slot
         if kept is not None and kept.number not in self._watched:
@@ -147,7 +147,7 @@ class History:
         """Return the nodes between a wait and the one before, as far as they are remembered."""
         return list(islice(self._backwards(tail), tail.end - tail.since))
 
-    def _at(self, origin: Origin, tail: Tail) -> Slot | None:
+    def _at(self, origin: OperandSource, tail: Tail) -> Slot | None:
         more = len(tail.more)
         index = tail.end + more - origin.distance
         is_pending = index >= tail.pending

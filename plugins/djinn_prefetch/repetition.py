@@ -16,7 +16,7 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
 from djinn_prefetch.harmless import is_repeatable, moved_bytes
-from djinn_prefetch.history import History, Origin, Tail
+from djinn_prefetch.history import History, OperandSource, Tail
 
 __all__ = ("Continuation", "Repeated", "described", "is_same", "repeated")
 
@@ -52,7 +52,7 @@ class Continuation:
     """
 
     steps: tuple[_Step, ...]
-    outside: tuple[Origin, ...]
+    outside: tuple[OperandSource, ...]
     written: frozenset[int]
     wanted: int
     place: Any
