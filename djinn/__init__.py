@@ -23,7 +23,6 @@ with paused_collection():
     from djinn.record import devices
     from djinn.record.tensor import LazyTensor
     from djinn.session import runtime
-    from djinn.session.logs import set_debug_level
     from djinn.session.runtime import ensure_initialized, init, is_initialized, register_init_hook, shutdown
 
 __version__ = "0.1.0"
@@ -38,9 +37,9 @@ __all__ = (  # noqa: F405  # see above
     "build_graph", "calibrate", "capture", "disable_interception", "ensure_initialized", "errors", "execute", "explain",
     "find_patterns", "flush", "get_coordinator", "get_current_context", "get_global_builder", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "get_thread_pool", "init",
-    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "models", "profiles",
-    "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level", "should_intercept",
-    "shutdown", "stats", "synchronize",
+    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "metrics", "models",
+    "profiles", "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level",
+    "should_intercept", "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:
     found = globals()[name] = lazy_names.load(name)

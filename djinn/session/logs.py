@@ -17,15 +17,3 @@ def configure(config: Config) -> None:
     for component in config.log_component.split(","):
         name = component.strip()
         logging.getLogger(f"djinn.{name}" if name else "djinn").setLevel(config.log_level)
-
-
-def set_debug_level(component: str = "", level: str = "DEBUG") -> None:
-    """Show the debug messages of a component, for example ``interception``; without a component, of all.
-
-    Raises:
-        ValueError: There is no such level.
-    """
-    logger = logging.getLogger(f"djinn.{component}" if component else "djinn")
-    logger.setLevel(level)
-    if not logging.getLogger().handlers and not logger.handlers:
-        logger.addHandler(logging.StreamHandler())

@@ -34,6 +34,8 @@ from djinn_lib_schedule.report import explain
 from djinn_lib_schedule.schedule import CostEstimate, ExecutionSchedule
 from djinn_lib_schedule.scheduling import Scheduler, SchedulingStrategy, schedule
 from djinn_lib_trace.counters import reset_stats, stats
+from djinn_lib_trace.debugging import set_debug_level
+from djinn_lib_trace.metrics import metrics
 from djinn_lib_trace.state import (
     RuntimeState,
     get_initialization_time_ms,
@@ -66,6 +68,6 @@ __all__ = (
     "build_graph", "calibrate", "capture", "disable_interception", "execute", "explain", "find_patterns",
     "get_coordinator", "get_current_context", "get_global_builder", "get_graph", "get_initialization_time_ms",
     "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async", "is_capturing", "later",
-    "materialize_async", "models", "profiles", "reset_stats", "run_async", "schedule", "session", "should_intercept",
-    "stats",
+    "materialize_async", "metrics", "models", "profiles", "reset_stats", "run_async", "schedule", "session",
+    "set_debug_level", "should_intercept", "stats",
 )

@@ -29,6 +29,8 @@ MODULES = {
     **dict.fromkeys(("RuntimeState", "get_initialization_time_ms", "get_interception_stats", "get_runtime_state"),
                     "djinn_lib_trace.state"),
     **dict.fromkeys(("reset_stats", "stats"), "djinn_lib_trace.counters"),
+    "metrics": "djinn_lib_trace.metrics",
+    "set_debug_level": "djinn_lib_trace.debugging",
     "DjinnWarning": "djinn_lib_trace.waits",
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.capture import Captured
 from djinn_lib_graph.graph import Graph, node_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
+from djinn_lib_trace.totals import TOTALS
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.record.devices import logical_device
@@ -72,7 +74,9 @@ def schedule(
     chosen = _scheduler_named(str(strategy))
     meant = _with_meaning(graph)
     infos = _device_infos(devices, meant)
+    begin_s = time.perf_counter()
     made = chosen.schedule(meant, infos)
+    TOTALS.scheduled(made.scheduler, time.perf_counter() - begin_s)
     check_schedule(made, meant, infos)
     return _completed(attrs.evolve(made, graph=meant, device_infos=tuple(infos)), meant, infos)
 

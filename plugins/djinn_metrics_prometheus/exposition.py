@@ -33,6 +33,7 @@ from djinn_lib_server.options import MetricsOptions, ServeOptions
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION
+from djinn_metrics_prometheus.named import named_series
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -86,6 +87,7 @@ class SourceCollector:
         yield from _traffic(totals, own)
         yield from _amounts(totals)
         yield from _pressure(totals)
+        yield from named_series(totals)
 
     def describe(self) -> list[Metric]:
         """Return no metrics in advance; see `prometheus_client.registry.Collector`."""

@@ -26,6 +26,7 @@ from djinn_lib_server.limits import Limits
 from djinn_lib_service.upload_dedup import reusing
 from djinn_monitor.reading import Reading, read
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
+from prometheus_client.parser import text_string_to_metric_families
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
 from support.servers.serving import children_of
@@ -88,6 +89,24 @@ def test_the_metrics_say_what_sessions_do(start_server: Any) -> None:
     assert (gone.handles, gone.held_bytes) == (0, 0)
     assert gone.requests == found.requests, "what was counted stays"
     assert gone.sent_bytes >= found.sent_bytes
+
+
+def test_a_server_has_the_named_series_that_it_knows(start_server: Any) -> None:
+    server = start_server("--metrics-port", "0", "--memory-mib", "2")
+    connection = session(server)
+    connection.request(Batch([Upload(1, header_of(MIB))], synchronize=True), [MIB])
+    connection.request(Batch(fetch=(7,)), ())
+    wait_for(server, lambda now: now.tenants[""].requests.get("failed"))
+    _, text = get(server, "/metrics")
+    found = {" ".join([sample.name, *(value for value in sample.labels.values() if value)]): sample.value
+             for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert found["djinn_remote_execution_success_rate"] == 0.5
+    assert found["djinn_memory_usage_bytes"] == MIB.nbytes
+    assert found["djinn_execution_duration_seconds_count"] == 0
+    for name in ("cache_hits_total gpu", "cache_misses_total gpu", "cache_evictions_total gpu",
+                 "memory_pressure_events_total warning", "memory_pressure_events_total critical"):
+        assert found[f"djinn_{name}"] == 0, name
+    connection.close()
 
 
 def test_uploads_that_are_kept_are_told_from_those_that_travel(start_server: Any) -> None:
