@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.
@@ -217,7 +217,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 
 
 class RunDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
-    """Run a program as predicted from its last two runs, with the given differences; see `djinn_lib_service.delta`.
+    """Run a program as predicted from its earlier runs, with the given differences; see `djinn_lib_service.delta`.
 
     Attributes:
         program: Its number.

@@ -2,8 +2,11 @@
 
 A loop runs the same programs again and again, and most fields that change between runs change at a constant rate:
 handles rise by the number of values per iteration, weights keep their handles, a length grows by one. So both sides
-extrapolate each program's next run from its last two. A run that differs from the prediction in a few positions is sent
+extrapolate each program's next run from those before. A run that differs from the prediction in a few positions is sent
 as those positions.
+
+Where a loop begins anew, its handles jump once or twice, and then rise as they did before. A rate that has been seen
+twice in a row is therefore kept until another one has been.
 
 Both sides predict from the same runs in the same order, so the prediction itself is never sent.
 """
@@ -22,7 +25,70 @@ from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
 
 MAX_HANDLE = 2**64 - 1
+_EXACT = 2.0**50
+"""Below this, sums and differences of whole real numbers are exact."""
 _encode = msgspec.msgpack.Encoder().encode
+
+
+@attrs.frozen(eq=False)
+class _Rate:
+    """How one handle changes from run to run.
+
+    Attributes:
+        step: By how much it is expected to change.
+        is_steady: Whether it changed by that twice in a row.
+        other: By how much it changed last, if that was something else.
+    """
+
+    step: int = 0
+    is_steady: bool = False
+    other: int | None = None
+
+    def after(self, step: int) -> _Rate:
+        """Return the rate after a change by ``step``."""
+        if step == self.step:
+            return self if self.is_steady and self.other is None else _Rate(step, is_steady=True)
+        if self.is_steady and step != self.other:
+            return _Rate(self.step, is_steady=True, other=step)
+        return _Rate(step, is_steady=self.is_steady)
+
+
+_UNKNOWN = _Rate()
+
+
+@attrs.frozen(eq=False)
+class _Handles:
+    """The handles of one field of the last run, and the expected ones.
+
+    Attributes:
+        last: The last ones.
+        rates: How each changes.
+        expected: The next ones.
+        is_steady: Whether all changed as expected, and steadily.
+    """
+
+    last: tuple[int, ...]
+    rates: tuple[_Rate, ...]
+    expected: tuple[int, ...]
+    is_steady: bool = False
+
+    @classmethod
+    def of(cls, handles: tuple[int, ...]) -> _Handles:
+        """Begin with the handles of the first run."""
+        return cls(handles, (_UNKNOWN,) * len(handles), handles)
+
+    def after(self, handles: tuple[int, ...]) -> _Handles:
+        """Return the same after one more run."""
+        if len(handles) != len(self.last):
+            return self.of(handles)
+        rates, is_steady = self.rates, self.is_steady
+        if not is_steady or handles != self.expected:
+            rates = tuple([rate.after(new - old) for rate, old, new in zip(rates, self.last, handles, strict=True)])
+            is_steady = all(rate.is_steady and rate.other is None for rate in rates)
+        elif handles == self.last:
+            return self
+        expected = tuple([handle + rate.step for handle, rate in zip(handles, rates, strict=True)])
+        return _Handles(handles, rates, expected, is_steady)
 
 
 @attrs.define(eq=False)
@@ -33,25 +99,30 @@ class _Course:
         run: The last run.
         numbers: Its encoded numbers. Equal bytes mean equal numbers; ``==`` would not distinguish zeros by sign.
         expected: The predicted next run.
+        fields: The handles of its fields.
         is_even: Whether the prediction repeats the numbers of the last run.
     """
 
     run: Run
     numbers: bytes
     expected: Run
+    fields: tuple[_Handles, _Handles, _Handles]
     is_even: bool = True
+
+    @classmethod
+    def of(cls, run: Run, numbers: bytes) -> _Course:
+        """Begin with the first run."""
+        return cls(run, numbers, run, (_Handles.of(run.inputs), _Handles.of(run.outputs), _Handles.of(run.released)))
 
     def follow(self, run: Run, numbers: bytes) -> None:
         """Add the next run, with its encoded numbers."""
-        last = self.run
         self.is_even = numbers == self.numbers
+        inputs, outputs, released = self.fields
+        inputs, outputs, released = self.fields = (
+            inputs.after(run.inputs), outputs.after(run.outputs), released.after(run.released))
         self.expected = Run(
-            run.program,
-            _continued(last.inputs, run.inputs),
-            run.numbers if self.is_even else _next(last.numbers, run.numbers),
-            _continued(last.outputs, run.outputs),
-            _continued(last.released, run.released),
-        )
+            run.program, inputs.expected, run.numbers if self.is_even else _next(self.run.numbers, run.numbers),
+            outputs.expected, released.expected)
         self.run, self.numbers = run, numbers
 
     def shortened(self, run: Run, numbers: bytes) -> Run | RunDelta:
@@ -123,7 +194,7 @@ class RunPredictor:
     def _take_in(self, run: Run, numbers: bytes) -> None:
         course = self._courses.get(run.program)
         if course is None:
-            self._courses[run.program] = _Course(run, numbers, run)
+            self._courses[run.program] = _Course.of(run, numbers)
         else:
             course.follow(run, numbers)
 
@@ -178,19 +249,20 @@ def _completed(course: _Course | None, command: RunDelta) -> Run:
     return run
 
 
-def _continued(before: Sequence[int], last: tuple[int, ...]) -> tuple[int, ...]:
-    if before == last or len(before) != len(last):
-        return last
-    return tuple([2 * new - old for old, new in zip(before, last, strict=True)])
-
-
 def _next(old: Any, new: Any) -> Any:
-    """Extrapolate integers and equally long lists of integers; return other values unchanged."""
+    """Extrapolate whole numbers and equally long lists of them; return other values unchanged."""
     if type(old) is int and type(new) is int:
+        return 2 * new - old
+    if type(old) is float and type(new) is float and old != new and _is_whole(old) and _is_whole(new):
+        # A length that something is divided by, or raised to a power.
         return 2 * new - old
     if type(old) is list and type(new) is list and len(old) == len(new):
         return list(starmap(_next, zip(old, new, strict=True)))
     return new
+
+
+def _is_whole(number: float) -> bool:
+    return abs(number) < _EXACT and number.is_integer()
 
 
 def _changes(expected: Sequence[int], real: Sequence[int]) -> dict[int, int]:

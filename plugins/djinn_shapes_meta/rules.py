@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,6 +43,8 @@ _ONES_KNOWN = frozenset(
     "select_backward diag_embed diagonal_backward avg_pool2d avg_pool2d_backward max_pool2d_with_indices take put "
     "masked_scatter cumsum cumprod prod any all isin expand_copy squeeze_copy unsqueeze_copy".split())
 """Operators whose results do not depend on the strides of dimensions with one element, if operands are contiguous."""
+_ORDER_KNOWN = frozenset(("isin",))
+"""Operators whose results are contiguous, and are laid out on meta in the order of their operands' strides."""
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 _NUMBERS = _FLOATS | {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 _MADE = {
@@ -91,6 +94,8 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
         return False
     if all(map(is_canonical, tensors)) or (base in _ONES_KNOWN and _all_contiguous(tensors)):
         return True
+    if base in _ORDER_KNOWN and all(map(_is_in_order, tensors)):
+        return True
     # The CPU converts halves, and operands with different dtypes; a copy of an overlapping one has another layout.
     return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
         _same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
@@ -103,6 +108,11 @@ def _base_of(facts: SchemaFacts) -> str:
 def _is_repeated_half(tensor: torch.Tensor) -> bool:
     reach = sum((extent - 1) * step for extent, step in zip(tensor.size(), tensor.stride(), strict=True))
     return tensor.dtype in (torch.float16, torch.bfloat16) and tensor.numel() > reach + 1
+
+
+def _is_in_order(tensor: torch.Tensor) -> bool:
+    """Whether no dimension has a larger stride than the one before."""
+    return all(before >= after for before, after in pairwise(tensor.stride()))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

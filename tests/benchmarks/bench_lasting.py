@@ -47,7 +47,8 @@ def test_lasting_memory(publish: Callable[..., None], observed: dict[str, Any]) 
     client, server = ([sample[side] for sample in observed["samples"]] for side in (0, 1))
     publish(max(growth(client), growth(server)), {
         "client": growth(client), "server": growth(server), "client in the end (MB)": client[-1] / 1e6,
-        "server in the end (MB)": server[-1] / 1e6, "calls whose metadata was new": observed["plans"]})
+        "server in the end (MB)": server[-1] / 1e6, "calls whose metadata was new": observed["plans"],
+        "values sent early": observed["early"]})
 
 
 def test_lasting_handles(publish: Callable[..., None], observed: dict[str, Any]) -> None:

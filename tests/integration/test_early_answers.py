@@ -20,7 +20,7 @@ import djinn
 DEVICE = "remote_accelerator:0"
 NEW = 40
 DELAY_S = 0.005
-MODES = ("greedy", "sampled", "streamed")
+MODES = ("greedy", "sampled", "streamed", "padded")
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +53,11 @@ class _Streamer:
 
 
 def _generated(model: Any, device: str, mode: str) -> tuple[list[Any], torch.Tensor]:
-    ids, streamer = torch.tensor([[3, 9, 5, 6, 7]]), _Streamer() if mode == "streamed" else None
+    ids = torch.tensor([[3, 9, 5, 6, 7], [0, 0, 4, 8, 2]][:2 if mode == "padded" else 1])
+    streamer = _Streamer() if mode == "streamed" else None
     torch.manual_seed(3)
     made: torch.Tensor = model.generate(
-        input_ids=ids.to(device), attention_mask=torch.ones_like(ids).to(device), pad_token_id=0, eos_token_id=63,
+        input_ids=ids.to(device), attention_mask=(ids != 0).long().to(device), pad_token_id=0, eos_token_id=63,
         min_new_tokens=NEW, max_new_tokens=NEW, do_sample=mode == "sampled", streamer=streamer)
     return [] if streamer is None else streamer.seen, made.cpu()
 
@@ -66,15 +67,15 @@ def _generated(model: Any, device: str, mode: str) -> tuple[list[Any], torch.Ten
 @pytest.mark.parametrize("mode", MODES)
 def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str) -> None:
     there, wanted = copy.deepcopy(model).to(DEVICE), _generated(model, "cpu", mode)
-    for _ in range(2):
+    for most in (0.5, 0.25):
         djinn.synchronize()
         djinn.reset_stats()
         got = _generated(there, DEVICE, mode)
         assert got[0] == wanted[0]
         assert torch.equal(got[1], wanted[1])
+        assert djinn.stats()["round_trips"] <= most * NEW
     # A streamer's token and the flag after it come in one wait.
     stats = djinn.stats()
-    assert stats["round_trips"] <= 0.25 * NEW
     assert stats["answered_early"] >= 0.7 * NEW
     assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
 

@@ -81,6 +81,32 @@ def test_nothing_but_the_program_travels_when_all_goes_on_evenly() -> None:
     assert len(messages.encode(Batch(list(travelled[2:3])))) <= 34
 
 
+def test_a_loop_that_begins_anew_rises_as_it_did_before() -> None:
+    def begun_anew(count: int) -> Run:
+        # The first round reads what another program made.
+        cache = 900 if count == 0 else 5000 + 40 * count
+        return Run(1, (7, 8, cache), [1e-5, count, [1, 12, 5 + count, 64], -1], (5040 + 40 * count,), (cache,))
+
+    travelled = conversation([*map(decoding, range(6)), *map(begun_anew, range(5))])
+    assert travelled[6] == begun_anew(0)
+    assert travelled[7] == RunDelta(1, {2: 5040}, {1: 1, 2: [1, 12, 6, 64]}, {}, {0: 5040})
+    assert travelled[8:] == [RunDelta(1)] * 3
+
+
+def test_whole_real_numbers_continue_and_others_stay() -> None:
+    travelled = conversation([Run(1, (7,), [7.0 + count, 0.1 * count, [1.0 * count]], (3,)) for count in range(4)])
+    assert travelled[3] == RunDelta(1, numbers={1: 0.1 * 3})
+
+
+def test_another_rate_counts_once_it_was_seen_twice() -> None:
+    def made(*outputs: int) -> list[Run]:
+        return [Run(1, (7,), [], (output,)) for output in outputs]
+
+    travelled = conversation(made(10, 20, 30, 40, 41, 42, 43))
+    assert travelled[2:] == [RunDelta(1), RunDelta(1), *[RunDelta(1, outputs={0: 41 + n}) for n in range(2)],
+                             RunDelta(1)]
+
+
 def test_only_what_is_not_expected_travels() -> None:
     odd = Run(1, (7, 9, 220), [1e-5, 3, [1, 12, 8, 32], -1], (260,), (220,))
     assert conversation([decoding(0), decoding(1), decoding(2), odd])[3] == RunDelta(1, {1: 9}, {2: [1, 12, 8, 32]})

@@ -16,7 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import djinn
 
-SMALL = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 0}
+SMALL = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 512, "bos_token_id": 0, "eos_token_id": 511}
 """Small, so that the KV cache of 3,000 tokens, 1.5 MB in all, hides nothing."""
 
 
@@ -45,10 +45,14 @@ def main() -> None:
     prompt = torch.arange(8)[None]
     model = gpt2.gpt2(n_positions=tokens + prompt.shape[1], **SMALL).to("remote_accelerator:0")
     sampler = Sampler(server, every)
-    made = gpt2.generated(model, prompt.to("remote_accelerator:0"), tokens,
-                          logits_processor=LogitsProcessorList([sampler]))
+    # The flag that a loop reads in each round, here never true, is sent early.
+    with torch.no_grad():
+        made = model.generate(prompt.to("remote_accelerator:0"), max_new_tokens=tokens, min_new_tokens=tokens,
+                              do_sample=False, pad_token_id=0, logits_processor=LogitsProcessorList([sampler]))
     assert made.shape[1] == tokens + prompt.shape[1]
-    print(json.dumps({"samples": sampler.samples, "plans": djinn.stats()["shape_cache_misses"]}))
+    stats = djinn.stats()
+    print(json.dumps({"samples": sampler.samples, "plans": stats["shape_cache_misses"],
+                      "early": stats["answered_early"]}))
 
 
 if __name__ == "__main__":
