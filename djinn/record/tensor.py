@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from djinn import lazy_names
-from djinn.errors import UnsupportedTensorError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.value import Value
 from djinn.record import devices
@@ -193,13 +192,6 @@ class LazyTensor(torch.Tensor):
         spec = self._value.spec
         address = (self._value.slot.storage << 64) + spec.storage_offset * spec.dtype.itemsize
         return 0 if 0 in spec.size else address
-
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedTensorError("A tensor on a remote accelerator has no memory here to share.",
-                                     hint="Use tensor.cpu() to bring its data home.")
-
-    def __dlpack_device__(self) -> Any:
-        return self.__dlpack__()
 
     @property
     def operation(self) -> str:

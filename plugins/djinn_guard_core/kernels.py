@@ -21,10 +21,12 @@ from djinn_guard_core.preconditions import (
     Named,
     dims_exist,
     expect,
+    expect_as_eager,
     has_elements,
     in_order,
     like_forward,
     numel_is,
+    rows_exist,
     same_size,
     size_is,
     within,
@@ -205,10 +207,15 @@ def _bags(named: Named) -> int:
 
 
 def _embedding_bag(named: Named) -> None:
-    expect(named["indices"].dim() == named["offsets"].dim() == 1, "indices or offsets have not 1 dimension")
+    indices, offsets = named["indices"], named["offsets"]
+    expect_as_eager(indices.dim() in (1, 2),
+                    f"input has to be a 1D or 2D Tensor, but got Tensor of dimension {indices.dim()}")
+    expect_as_eager(offsets.dim() == 1, f"offsets has to be a 1D Tensor, but got Tensor of dimension {offsets.dim()}")
+    expect(indices.dim() == 1, "indices have not 1 dimension")
     _bags(named)
-    expect(named["weight"].dim() == 2, "weight has not 2 dimensions")
-    within(named, "indices", 0, named["weight"].shape[0])
+    weight = named["weight"]
+    expect_as_eager(weight.dim() == 2, f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}")
+    rows_exist(indices, weight.shape[0])
     numel_is(named, "per_sample_weights", named["indices"].numel())
 
 

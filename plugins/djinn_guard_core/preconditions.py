@@ -80,6 +80,15 @@ def within(named: Named, name: str, low: int, high: int, *, also: int | None = N
     expect(not bool(outside.any()), f"{name} has elements from {least} to {most}; {low} to {high - 1} are allowed")
 
 
+def rows_exist(indices: torch.Tensor, rows: int) -> None:
+    """Check that each index of an embedding bag is that of a row."""
+    if not has_elements(indices):
+        return
+    outside = indices[(indices < 0) | (indices >= rows)]
+    expect_as_eager(not outside.numel(), "embedding_bag: Expected idx >= 0 && idx < num_embeddings but found idx to be "
+                                         f"{int(outside[0]) if outside.numel() else 0}")
+
+
 def dims_exist(named: Named, name: str) -> None:
     """Check that a list of dimensions contains valid ones, each once."""
     rank = named["self"].dim()

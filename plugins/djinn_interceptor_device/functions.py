@@ -14,7 +14,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import copying, gradients, losses, recurrent, saving, tuples
+from djinn_interceptor_device import copying, exporting, gradients, losses, recurrent, saving, tuples
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
@@ -132,6 +132,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **tuples.FUNCTIONS,
     **recurrent.FUNCTIONS,
     **gradients.FUNCTIONS,
+    **exporting.FUNCTIONS,
     **({F.linear_cross_entropy: losses.linear_cross_entropy} if hasattr(F, "linear_cross_entropy") else {}),
     F.dropout: dropout,
     torch.Tensor.record_stream: record_stream,

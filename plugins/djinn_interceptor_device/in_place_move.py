@@ -17,7 +17,7 @@ import torch
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import fakes
+from djinn_interceptor_device import fakes, storage_references
 from djinn_interceptor_device.brought_home import BroughtHome, bring_home
 
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -71,7 +71,8 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         if is_adopted(tensor):
             function(tensor, local)
             vars(tensor).pop("_value")
-            vars(tensor).pop("_is_param", None)
+            for name in ("_is_param", storage_references.MARK):
+                vars(tensor).pop(name, None)
             tensor.__class__ = type(made)
         elif tensor._use_count() > 1 or weakref.getweakrefs(tensor):
             _arrivals.add(id(tensor))

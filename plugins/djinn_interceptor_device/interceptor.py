@@ -27,9 +27,11 @@ from djinn_interceptor_device import (
     list_writes,
     methods,
     optimizers,
+    prims,
     process_switches,
     profiling,
     saving,
+    storage_references,
 )
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import matmul_decomposition as folding
@@ -92,6 +94,7 @@ class DeviceInterceptor:
             class_factories.install()
             methods.install()
             saving.guard_constructors()
+            storage_references.install()
             profiling.install()
             gradients.notice_fused_optimizers()
             process_switches.install()
@@ -104,7 +107,8 @@ class DeviceInterceptor:
         shortcuts.follow(session)
         process_switches.follow(session)
         derived_plans.follow(session)
-        return {**list_writes.handlers(), **handlers.HANDLERS, **sparse.handlers(), **folding.handlers(session)}
+        return {**list_writes.handlers(), **prims.handlers(), **handlers.HANDLERS, **sparse.handlers(),
+                **folding.handlers(session)}
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Return handlers of functions that start a backward pass or save, and of composites that stay whole."""

@@ -16,11 +16,12 @@ from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import is_dense
+from djinn_interceptor_device import storage_references
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
-_OWN_ATTRIBUTES = ("_value", "_is_param", "__tensor_flatten__", "__tensor_unflatten__")
+_OWN_ATTRIBUTES = ("_value", "_is_param", storage_references.MARK, "__tensor_flatten__", "__tensor_unflatten__")
 _is_registered = False
 _KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr _fix_weakref".split())
 
@@ -51,6 +52,9 @@ class RemoteStorage(torch.UntypedStorage):
     def _cdata(self) -> int:
         # ``torch.save`` writes only one of those with equal numbers, so they must have the same bytes.
         return (self.tensor._value.slot.storage << 64) + self.nbytes()
+
+    def _weak_ref(self) -> int:  # type: ignore[override]  # an address there
+        return storage_references.reference(self.tensor)
 
     def data_ptr(self) -> int:
         """Return the number that represents the storage's address; 0 if it is empty."""

@@ -12,6 +12,7 @@ from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_lib_sparse.bags import bag_gradient
 from djinn_lib_sparse.forms import (
     LAYOUTS,
     ConstantForm,
@@ -268,7 +269,9 @@ def handlers() -> dict[Any, Callable[..., Any]]:
               aten.sparse_compressed_tensor.comp_plain_value_size, aten._to_sparse.default, aten._to_sparse.sparse_dim,
               aten._to_sparse_csr.default, aten._to_sparse_csc.default, aten._to_sparse_bsr.default,
               aten._to_sparse_bsc.default)
-    return dict.fromkeys(makers, lambda session, operator, args, kwargs: run(operator, args, kwargs))
+    made: dict[Any, Callable[..., Any]] = dict.fromkeys(
+        makers, lambda session, operator, args, kwargs: run(operator, args, kwargs))
+    return {**made, aten._embedding_bag_backward.default: bag_gradient}
 
 
 def register() -> list[torch.library.Library]:

@@ -81,6 +81,9 @@ def _differ_in_size(indices: Sequence[torch.Tensor]) -> bool:
 def _index_put(named: Mapping[str, Any]) -> bool:
     tensor, values = named["self"], named.get("values")
     indices = [index for index in named["indices"] if index is not None]
+    # A mask of bytes makes the kernel warn, or refuse.
+    if any(index.dtype is torch.uint8 for index in indices):
+        return True
     if not indices or not isinstance(values, torch.Tensor) or values.dtype != tensor.dtype or _index(named):
         return True
     if _differ_in_size(indices):
@@ -93,6 +96,10 @@ def _index_put(named: Mapping[str, Any]) -> bool:
     shape = values.shape if lacking >= 0 else values.shape[-lacking:]
     return math.prod(values.shape[:max(-lacking, 0)]) != 1 or any(
         extent not in (1, wide) for extent, wide in zip(reversed(shape), reversed(chosen), strict=False))
+
+
+def _masked(named: Mapping[str, Any]) -> bool:
+    return named["mask"].dtype is not torch.bool
 
 
 def _bucketize(named: Mapping[str, Any]) -> bool:
@@ -176,6 +183,7 @@ _CHECKS: Mapping[str, _Check] = {
     **_DISTRIBUTIONS,
     "index": _index,
     "_unsafe_index": _index,
+    **dict.fromkeys(("masked_fill", "masked_scatter", "masked_select"), _masked),
     "index_put": _index_put,
     "_index_put_impl": _index_put,
     "_unsafe_index_put": _index_put,

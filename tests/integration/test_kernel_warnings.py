@@ -48,6 +48,18 @@ def test_they_are_those_of_eager(call: str) -> None:
     assert wanted[0] in given(lambda: CALLS[call](REMOTE))
 
 
+def test_a_mask_of_bytes_warns_at_its_line() -> None:
+    mask = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    for device in ("cpu", REMOTE):
+        target, chosen, value = torch.zeros(3, device=device), mask.to(device), torch.ones(2, device=device)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            target[chosen] = value
+            assert [str(warning.message).partition(",")[0] for warning in seen] == [
+                "indexing with dtype torch.uint8 is now deprecated"]
+        assert target.tolist() == [1, 0, 1]
+
+
 def test_one_that_is_made_an_error_is_raised_at_the_wait_and_harms_nothing() -> None:
     ones = torch.ones(1, device=REMOTE)
     with warnings.catch_warnings():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -257,9 +259,31 @@ def test_moving_a_module_keeps_identities_both_ways() -> None:
 
 def test_there_is_no_memory_to_point_at() -> None:
     x = torch.ones(2, device=DEVICE)
-    assert x.data_ptr() > 1 << 64
+    assert x.data_ptr() >= 1 << 64
     with pytest.raises(NotImplementedError, match="no memory"):
         torch.from_dlpack(x)
+
+
+def test_dlpack_is_refused_as_its_protocol_says_and_gives_copies_on_the_cpu() -> None:
+    x = torch.arange(3.0, device=DEVICE)
+    for refused in (lambda: torch.from_dlpack(x), lambda: np.from_dlpack(x), x.__dlpack__,
+                    lambda: x.__dlpack__(dl_device=(1, 0), copy=False)):
+        with pytest.raises(BufferError, match="no memory"):
+            refused()
+    for loses in (torch.ones(2, device=DEVICE, requires_grad=True), torch.ones(2, device=DEVICE) * 1j):
+        with pytest.raises(BufferError) as wanted:
+            loses.cpu().conj().__dlpack__()
+        with pytest.raises(BufferError, match=re.escape(str(wanted.value))):
+            loses.conj().__dlpack__()
+        with pytest.raises(BufferError, match=re.escape(str(wanted.value))):
+            loses.conj().__dlpack__(dl_device=(1, 0))
+    assert x.__dlpack_device__() == (torch.utils.dlpack.DLDeviceType.kDLExtDev, 0)
+    copied = np.from_dlpack(x, device="cpu")
+    assert copied.tolist() == [0, 1, 2]
+    x.add_(1)
+    assert copied.tolist() == [0, 1, 2]
+    torch.from_dlpack(x.__dlpack__(dl_device=(1, 0))).zero_()
+    assert x.tolist() == [1, 2, 3]
 
 
 def test_tensor_constructors() -> None:

@@ -13,6 +13,7 @@ import torch
 import djinn
 
 REMOTE = "remote_accelerator:0"
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.uint8")
 
 
 @pytest.fixture(params=["in_process", "served"], autouse=True, scope="module")
@@ -50,6 +51,13 @@ MISTAKES = (
     Mistake("no index", lambda on: on(4).index_put((on([1]),), on(1)), lambda on: on(4).index_put((), on(1))),
     Mistake("index into nothing", lambda on: on(2, 3)[on([0])], lambda on: on(0, 3)[on([0])]),
     Mistake("assigned into nothing", assigned(lambda on: on(3)), lambda on: on(0, 3).index_put_((on([0]),), on(3))),
+    *(Mistake(f"{name} by bytes", lambda on, call=call: call(on(3), on(3) > 0),
+              lambda on, call=call: call(on(3), (on(3) > 0).to(torch.uint8)))
+      for name, call in (("masked_fill", lambda x, mask: x.masked_fill_(mask, 1.0)),
+                         ("masked_select", torch.masked_select), ("assigned", lambda x, mask: x.__setitem__(mask, 1.0)),
+                         ("masked_scatter", lambda x, mask: x.masked_scatter_(mask, x)))),
+    Mistake("assigned by bytes of another shape", lambda on: on(3).__setitem__(on(3) > 9, on(1)),
+            lambda on: on(3).__setitem__((on(4) > 9).to(torch.uint8), on(2))),
     Mistake("bucketize", lambda on: torch.bucketize(on(3), on(3)), lambda on: torch.bucketize(on(3), on(3, 3))),
     Mistake("alpha", lambda on: on(3).add(on(3), alpha=1), lambda on: on(3).add(on(3), alpha=True)),
     Mistake("alpha of integers", lambda on: on([1]).add(on([1]), alpha=2), lambda on: on([1]).sub(on([1]), alpha=1.5)),

@@ -136,6 +136,28 @@ def test_what_eager_refuses_is_refused_in_its_words() -> None:
         text.partition(":")[0] for text in refusals("cpu")]
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("include_last", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_embedding_bag_has_sparse_gradients(mode: str, include_last: bool, is_weighted: bool,
+                                               dtype: torch.dtype) -> None:
+    def program(device: str) -> Any:
+        torch.manual_seed(0)
+        table = torch.nn.EmbeddingBag(6, 3, mode=mode, sparse=True, include_last_offset=include_last,
+                                      padding_idx=None if include_last else 4, dtype=dtype).to(device)
+        items = torch.tensor([1, 5, 1, 4, 2], device=device)
+        offsets = torch.tensor([0, 2, 2, 5] if include_last else [0, 2, 2], device=device)
+        weights = (torch.arange(5.0, device=device).to(dtype) / 2).requires_grad_() if is_weighted else None
+        bags = table(items, offsets, weights)
+        bags.square().sum().backward()
+        gradient = table.weight.grad
+        assert gradient is not None
+        return bags, parts(gradient), weights if weights is None else weights.grad
+
+    assert_same(lambda device: outcome(lambda: program(device)))
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
 def test_an_embedding_with_sparse_gradients_is_trained(optimizer: Any) -> None:
     def program(device: str) -> Any:

@@ -1,0 +1,75 @@
+"""Weak references to storages, as ``torch.multiprocessing.reductions.StorageWeakRef`` makes them.
+
+PyTorch's are addresses. Those of this device are the numbers that stand for addresses (see `saving`), which no address
+equals, and PyTorch's functions are extended to know them: the originals would dereference them.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any
+
+import torch
+
+from djinn.record.tensor import LazyTensor
+
+MARK = "_storage_mark"
+"""Name of the attribute with a mark, in the tensors that were referred to."""
+_ADDRESS_BITS = 64
+_marks: dict[int, weakref.ref[Any]] = {}
+_references: Counter[int] = Counter()
+
+
+class _Mark:
+    """Lives as long as the tensor that has it. PyTorch does not swap tensors with weak references."""
+
+
+def reference(tensor: LazyTensor) -> int:
+    """Refer weakly to the storage of a tensor; equal storages have equal references."""
+    number = tensor._value.slot.storage << _ADDRESS_BITS
+    _references[number] += 1
+    _watch(number, tensor)
+    return number
+
+
+def _watch(number: int, tensor: LazyTensor) -> None:
+    mark = vars(tensor).setdefault(MARK, _Mark())
+    _marks[number] = weakref.ref(mark)
+
+
+def _has_expired(number: int) -> bool:
+    mark = _marks.get(number)
+    if mark is None:
+        return True
+    if mark() is not None:
+        return False
+    # The tensor is gone, but a view may live on: another one is looked for, once for each that goes.
+    for item in gc.get_objects():
+        if type(item) is LazyTensor and item._value.slot.storage << _ADDRESS_BITS == number:
+            _watch(number, item)
+            return False
+    del _marks[number]
+    return True
+
+
+def _release(number: int) -> None:
+    _references[number] -= 1
+    if not _references[number]:
+        del _references[number]
+        _marks.pop(number, None)
+
+
+def _extended(original: Any, own: Any) -> Any:
+    def function(number: Any) -> Any:
+        return own(number) if isinstance(number, int) and number >> _ADDRESS_BITS else original(number)
+
+    return staticmethod(function)
+
+
+def install() -> None:
+    """Extend the functions of `torch.UntypedStorage` that take such references."""
+    storages: Any = torch.UntypedStorage
+    storages._expired = _extended(storages._expired, _has_expired)
+    storages._free_weak_ref = _extended(storages._free_weak_ref, _release)
