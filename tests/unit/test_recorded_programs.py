@@ -275,10 +275,8 @@ def test_recordings_are_bounded_in_bytes() -> None:
 def test_a_program_that_never_repeats_is_soon_left_alone() -> None:
     executor = RecordingExecutor()
     used = session(executor, weights(), call("aten::mul.Scalar", Ref(-1), 2))
-    for number in range(PATIENCE_RUNS + 1):
-        used.run([number])
-    for _ in range(MAX_STRIKES * RUNS_UNTIL_PLAYED):
-        assert torch.equal(used.run([3])[0], weights()[0] * 3)
+    for number in range(PATIENCE_RUNS + MAX_STRIKES * RUNS_UNTIL_PLAYED):
+        assert torch.equal(used.run([number])[0], weights()[0] * number)
     assert executor.recorder.tries == 0
 
 
