@@ -660,6 +660,30 @@ def djinn_arrange_programs(session: Session) -> kinds.Arrange | None:
     """
 
 
+@hookspec(firstresult=True)
+def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
+    """Name another executor for a session that begins, in place of one that cannot be reached.
+
+    Called:
+        Phase *composition*, once for each server that does not answer when the session begins. The first answer that is
+        not ``None`` counts; without one, `djinn.init` raises the error.
+
+    Args:
+        plugins: All plugins, with the settings of the session.
+        address: The server's address.
+        error: Why it cannot be reached.
+
+    Returns:
+        An address; empty for an executor in this process.
+
+    Raises:
+        Exception: Ends `djinn.init`, which raises it.
+
+    Since:
+        0.1.0
+    """
+
+
 @hookspec
 def djinn_wrap_backend(context: kinds.BackendContext) -> Callable[[kinds.OpenBackend], kinds.OpenBackend] | None:
     """Wrap the backend of a session.

@@ -24,13 +24,19 @@ def read_{number}(tensors, pause, disturb):
         yield position, tensor.detach().cpu()
 """
 _ROUNDS = """
-def ask_{number}(look, pause, disturb):
+def ask_{number}(look, pause, disturb, sums):
     for count in range(3):
         seen = look()
 """
 _QUESTION = """
         if (count, {position}) == pause:
             disturb()
+        if sums is not None:
+            if {position} % 2 == 0:
+                sums[{position}].add_(seen[{position}])
+            elif count == pause[0]:
+                sums[{position}].logical_not_()
+            yield {position}, sums[{position}].clone().cpu()
         yield {position}, seen[{position}].clone().cpu()
 """
 _ASKED = 3
@@ -93,6 +99,9 @@ class ReadingMachine(Machine):
         sends = data.draw(st.booleans())
         tensors = [self.remote.space[name] for name in names]
         eager = [self.eager.space[name] for name in names]
+        sums = [[torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in side] for side in (tensors, eager)]
+        writes = data.draw(st.booleans())
+        asked: list[int] = []
         wanted: list[torch.Tensor] = []
 
         def look() -> list[torch.Tensor]:
@@ -107,9 +116,19 @@ class ReadingMachine(Machine):
 
         before = self.session.stats()["prefetched"]
         with torch.no_grad():
-            for position, got in _rounds(len(names))(look, pause, disturb):
+            for position, got in _rounds(len(names))(look, pause, disturb, sums[0] if writes else None):
                 self.history.append(f"# {names[position]} is asked for")
-                expect_same_tensor(got, wanted[position].clone().resolve_conj().resolve_neg(),
+                asked.append(position)
+                value = wanted[position]
+                round_number, is_second = divmod(asked.count(position) - 1, 2)
+                if writes and not is_second:
+                    total = sums[1][position]
+                    if position % 2 == 0:
+                        total.add_(value)
+                    elif round_number == pause[0]:
+                        total.logical_not_()
+                    value = total
+                expect_same_tensor(got, value.clone().resolve_conj().resolve_neg(),
                                    f"{names[position]}, asked for in rounds", self._where())
         self.statistics.counts["foreseen"] += self.session.stats()["prefetched"] > before
 

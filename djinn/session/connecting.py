@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from djinn.errors import TransportError
 from djinn.kinds.backend import PluginRegistry
 from djinn.kinds.transport import Connection, ConnectOptions
 from djinn.settings import Config
 
-__all__ = ("connect",)
+__all__ = ("connect", "connect_first")
 
 
 def connect(plugins: PluginRegistry, address: str) -> Connection:
@@ -23,3 +24,17 @@ def connect(plugins: PluginRegistry, address: str) -> Connection:
         token=config.token, connect_timeout_s=config.connect_timeout_s, request_timeout_s=config.request_timeout_s,
         retries=True, settings=plugins.settings,
         open_executor=lambda: plugins.find_executor(config.device).value.open(config.device)))
+
+
+def connect_first(plugins: PluginRegistry, address: str) -> Connection:
+    """Connect for a session that begins: to another executor, if a plugin names one for a server that does not answer.
+
+    Raises:
+        TransportError: The server cannot be reached, or refuses.
+    """
+    try:
+        return connect(plugins, address)
+    except TransportError as error:
+        if (other := plugins.hook.djinn_replace_server(plugins=plugins, address=address, error=error)) is None:
+            raise
+        return connect(plugins, other)

@@ -14,6 +14,5 @@ def configure(config: Config) -> None:
 
     The application sets up handlers; without any, Python prints warnings to standard error.
     """
-    for component in config.log_component.split(","):
-        name = component.strip()
-        logging.getLogger(f"djinn.{name}" if name else "djinn").setLevel(config.log_level)
+    for component in map(str.strip, config.log_component.split(",")):
+        logging.getLogger(f"djinn.{component}".removesuffix(".")).setLevel(config.log_level)

@@ -16,7 +16,7 @@ from djinn.errors import UnsupportedTensorError
 from djinn.kinds import Connection, Interceptor
 from djinn.record import devices
 from djinn.record.dispatcher import dispatcher
-from djinn.session.connecting import connect
+from djinn.session.connecting import connect_first
 
 if TYPE_CHECKING:
     from djinn.plugins.manager import Plugins
@@ -75,7 +75,7 @@ def _start(plugins: Plugins) -> Session:
     configure(config)
     connections: list[Connection] = []
     try:
-        connections.extend(connect(plugins, address) for address in config.addresses)
+        connections.extend(connect_first(plugins, address) for address in config.addresses)
         session = Session(plugins, connections, devices.logical_device())
         operators = plugins.choose("interceptor", "device").handlers(session)
         session.seed(next_seed())

@@ -76,7 +76,7 @@ class Config:
         allowed="names of components separated by commas")
     connect_timeout_s: float = setting(10.0, help="seconds that connecting may take", above=0)
     request_timeout_s: float | None = setting(
-        None, help="seconds that an answer may take; `None`: no limit while the server lives", above=0)
+        7200.0, help="seconds that an answer may take; `None`: no limit while the server lives", above=0)
 
     def __attrs_post_init__(self) -> None:
         if self.server and self.servers:

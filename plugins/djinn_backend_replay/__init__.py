@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from djinn.errors import RemoteTimeoutError, TransportError
 from djinn.hookspecs import hookimpl
-from djinn.settings import Declarations
+from djinn.settings import Config, Declarations
 from djinn_backend_replay.settings import RecoverySettings
 
 if TYPE_CHECKING:
@@ -28,8 +29,22 @@ def djinn_add_settings(settings: Declarations) -> None:
 @hookimpl(trylast=True)
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
     """Wrap the backend if the settings ask for recovery; innermost, since it opens backends again."""
-    if context.settings(RecoverySettings).recovery == "none":
+    if not context.settings(RecoverySettings).is_on:
         return None
     from djinn_backend_replay.factory import open_recovering
 
     return lambda opens: partial(open_recovering, opens, context)
+
+
+@hookimpl
+def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
+    """Name this process, if the only server does not answer and the settings allow it; a refusal is no reason."""
+    settings, config = plugins.settings(RecoverySettings), plugins.settings(Config)
+    if not settings.local_fallback or not settings.is_on or len(config.addresses) > 1:
+        return None
+    if type(error) not in (TransportError, RemoteTimeoutError):
+        return None
+    from djinn_backend_replay.reconnecting import log
+
+    log.warning("%s cannot be reached: operations run in this process. %s", address, error)
+    return ""

@@ -35,7 +35,9 @@ def open_recovering(
     config, settings = context.settings(Config), context.settings(RecoverySettings)
     reconnector = Reconnector(
         config.addresses, context.connect, settings.recovery_timeout_s,
-        fills_up=config.placement == "explicit", falls_back=settings.local_fallback)
+        fills_up=config.placement == "explicit", falls_back=settings.local_fallback,
+        fallbacks=sum(connection.address != address for connection, address in zip(connections, config.addresses,
+                                                                                   strict=True) if address))
 
     def make(opened: Sequence[Connection]) -> ReplayTarget:
         own_tape, own_released = Tape(), deque[int]()

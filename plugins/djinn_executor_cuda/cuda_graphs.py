@@ -3,6 +3,9 @@
 A recording reads and writes the memory that it was made with. So an input is either the same tensor in every run, which
 is used in place, or its values are copied into memory of the recording before each run. Results are copied out after
 each run, so that the next one does not overwrite them.
+
+All recordings of an executor may share one pool of memory: a recording may use, for intermediate values, the memory of
+the results of any recording that was made later. So results stay valid only until an older recording is played.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -20,9 +24,9 @@ from djinn.wire.tensors import is_dense
 from djinn_executor_cuda.graph_eligibility import Form, alignment_of, form_of, storage_of
 
 __all__ = ("MAX_RECORDINGS", "CaptureAttempt", "CapturedGraph", "GraphRecorder", "NotRecordedError", "Shelf",
-           "places_of", "record")
+           "moved_out", "places_of", "record")
 
-MAX_RECORDINGS = 64
+MAX_RECORDINGS = 256
 """Maximum recordings of one executor, for all programs and sessions; the least recently played is dropped first."""
 
 
@@ -85,6 +89,11 @@ class _Place:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Place:
         return cls(tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
+
+    def within(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return a tensor of this layout in a storage."""
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.size, self.stride)
 
 
 @attrs.frozen
@@ -163,14 +172,39 @@ class CapturedGraph:
 
     def play(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Run the program on inputs that it fits."""
+        self._launch(inputs)
+        storages = [source.clone().untyped_storage() for source in self._sources]
+        return [self._result(outlet, inputs, storages) for outlet in self._outlets]
+
+    def play_in_place(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        """Run the program on inputs that it fits, and leave the results in the recording's memory.
+
+        These results are the same tensors each time.
+        """
+        results = self._launch(inputs)
+        return [self._result(outlet, inputs, ()) if isinstance(outlet, _OfInput) else result
+                for outlet, result in zip(self._outlets, results, strict=True)]
+
+    @property
+    def storages(self) -> list[int]:
+        """The storages of the recording that hold results."""
+        return [storage_of(source) for source in self._sources]
+
+    @property
+    def fixed(self) -> list[int]:
+        """The results that are the same tensors each time, if they are left in place; by ``id``."""
+        results = [] if self._take is None else self._take.results
+        return [id(result) for outlet, result in zip(self._outlets, results, strict=False)
+                if isinstance(outlet, _OfStorage)]
+
+    def _launch(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         if self._take is None:
             raise RuntimeError("the recording is closed")
         self.plays += 1
-        for index, buffer in self._copied:
-            buffer.copy_(inputs[index])
+        if self._copied:
+            torch._foreach_copy_([buffer for _, buffer in self._copied], [inputs[index] for index, _ in self._copied])
         self._take.play()
-        storages = [source.clone().untyped_storage() for source in self._sources]
-        return [self._result(outlet, inputs, storages) for outlet in self._outlets]
+        return self._take.results
 
     def close(self) -> None:
         """Release its memory."""
@@ -186,9 +220,22 @@ class CapturedGraph:
         place = outlet.place
         if isinstance(outlet, _OfInput):
             return inputs[outlet.index].as_strided(place.size, place.stride, place.offset)
-        storage = storages[outlet.position]
-        empty = torch.empty(0, dtype=place.dtype, device=storage.device)
-        return empty.set_(storage, place.offset, place.size, place.stride)
+        return place.within(storages[outlet.position])
+
+
+def moved_out(values: Sequence[Any], storages: AbstractSet[int]) -> list[Any]:
+    """Copy those values that lie in some storages; values that share a storage share the copy."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    moved = list(values)
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or (name := storage_of(value)) not in storages:
+            continue
+        if name not in copies:
+            copies[name] = _bytes_of_storage(value).clone().untyped_storage()
+        made = _Place.of(value).within(copies[name])
+        made = made.conj() if value.is_conj() else made
+        moved[index] = torch._neg_view(made) if value.is_neg() else made
+    return moved
 
 
 def record(
@@ -233,12 +280,12 @@ def places_of(results: Sequence[Any]) -> list[Any]:
 
 
 def _buffer_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Allocate memory of a dense tensor's form, with the same alignment, which is part of the signature."""
+    """Copy a dense tensor to memory with the same alignment, which is part of the signature."""
     if not is_dense(tuple(tensor.size()), tensor.stride()):
         raise NotRecordedError("an input that changes is not dense")
     lead = tensor.data_ptr() % alignment_of(tensor.device) // tensor.element_size()
     memory = torch.empty(lead + tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-    return memory.as_strided(tensor.size(), tensor.stride(), lead)
+    return memory.as_strided(tensor.size(), tensor.stride(), lead).copy_(tensor)
 
 
 def _outlets(
@@ -328,14 +375,14 @@ class Shelf:
         """Count a program that could not be recorded."""
         self._failed += 1
 
-    def play(self, recording: CapturedGraph, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """Play a recording that fits."""
+    def play(self, recording: CapturedGraph, inputs: Sequence[torch.Tensor], *, in_place: bool = False) -> list[Any]:
+        """Play a recording that fits, and leave its results where they are if they are not needed for long."""
         with self._lock:
             self._plays += 1
             name = weakref.ref(recording)
             if name in self._recordings:
                 self._recordings.move_to_end(name)
-        return recording.play(inputs)
+        return recording.play_in_place(inputs) if in_place else recording.play(inputs)
 
     def close(self) -> None:
         """Close all recordings."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import enum
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, TypeAlias
 
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import is_as_declared, operator_named
 from djinn_lib_torch.calls import BoundCall, written_names
 
 from djinn.ir.program import Program
@@ -21,7 +22,7 @@ from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 
 __all__ = ("MIN_SAVED", "CaptureCandidate", "Form", "GraphStage", "alignment_of", "can_be_recorded", "changes_metadata",
-           "digest_of_numbers", "form_of", "forms_of", "storage_of", "watched")
+           "digest_of_numbers", "form_of", "forms_of", "storage_of", "suits", "watched")
 
 MIN_SAVED = 8
 """Minimum number of launches that a recording must save."""
@@ -54,21 +55,20 @@ def can_be_recorded(program: Program, *, min_saved: int = MIN_SAVED) -> bool:
     """
     if len(program.steps) - LAUNCHES_A_RESULT * len(program.keep) < min_saved:
         return False
-    operators = [operator_named(template.operator) for template in program.templates]
-    return not any(_speaks_against(facts_of(operator), operator.tags) for operator in operators)
+    return all(suits(operator_named(template.operator)) for template in program.templates)
 
 
 def changes_metadata(program: Program) -> bool:
     """Whether a program may change sizes or strides of its inputs."""
-    facts = [facts_of(operator_named(template.operator)) for template in program.templates]
-    return any(fact.changes_metadata or not fact.name.startswith("aten::") for fact in facts)
+    operators = [operator_named(template.operator) for template in program.templates]
+    return any(facts_of(operator).changes_metadata or not is_as_declared(operator) for operator in operators)
 
 
-def _speaks_against(facts: SchemaFacts, tags: Sequence[torch.Tag]) -> bool:
-    # Operators that PyTorch does not define may write without declaring it.
-    is_foreign = not facts.name.startswith("aten::")
-    return is_foreign or facts.changes_metadata or ReturnKind.PLAIN in facts.returns or any(
-        tag in tags for tag in _UNSUITED)
+def suits(operator: torch._ops.OpOverload) -> bool:
+    """Whether a step with this operator may be part of a recording."""
+    facts = facts_of(operator)
+    waits = ReturnKind.PLAIN in facts.returns or any(tag in operator.tags for tag in _UNSUITED)
+    return is_as_declared(operator) and not facts.changes_metadata and not waits
 
 
 def alignment_of(device: torch.device) -> int:
@@ -174,11 +174,16 @@ class CaptureCandidate:
         self.strikes = MAX_STRIKES
         self._seen.clear()
 
-    def observe(self, inputs: Sequence[torch.Tensor]) -> GraphStage:
-        """Count a run, and decide how to execute it."""
+    def observe(self, inputs: Sequence[torch.Tensor], flowing: AbstractSet[int] = frozenset()) -> GraphStage:
+        """Count a run, and decide how to execute it.
+
+        Args:
+            inputs: The inputs of the run.
+            flowing: Inputs that will be the same tensors once what produces them is recorded.
+        """
         if self.is_hopeless:
             return GraphStage.RUN
-        changed = self._changed_since(inputs)
+        changed = self._changed_since(inputs) - flowing
         self._seen = [weakref.ref(value) for value in inputs]
         self.changed |= changed
         if self.tied is not None and not self.tied.isdisjoint(changed):
@@ -194,6 +199,14 @@ class CaptureCandidate:
         self.tied = frozenset(tied)
         if not self.tied.isdisjoint(self.changed):
             self._strike()
+
+    def copies(self, inputs: Iterable[int]) -> bool:
+        """Copy the values of more inputs; return whether that is possible."""
+        self.changed.update(inputs)
+        if self.tied is not None and not self.tied.isdisjoint(self.changed):
+            self._strike()
+            return False
+        return True
 
     def outgrown(self, inputs: Sequence[torch.Tensor], replays: int) -> None:
         """Restart after a recording that no longer fits the inputs."""

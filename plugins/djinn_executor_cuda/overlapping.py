@@ -15,6 +15,7 @@ import gc
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from djinn_lib_service.kinds.guard import CallCheck
@@ -85,12 +86,16 @@ class HostMemory:
 
 
 class CudaTake:
-    """A captured graph, with its own memory for all intermediate values."""
+    """A captured graph. Its intermediate values and results lie in the pool of all graphs."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, results: list[Any], size_bytes: int) -> None:
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, results: list[Any], size_bytes: int, takes: WeakSet[CudaTake]
+    ) -> None:
         self.results = results
         self.size_bytes = size_bytes
         self._graph = graph
+        self._takes = takes
+        takes.add(self)
 
     def play(self) -> None:
         """Launch it on the current stream."""
@@ -100,6 +105,7 @@ class CudaTake:
         """Release its memory; a launch in progress finishes first."""
         self.results = []
         self._graph.reset()
+        self._takes.discard(self)
 
 
 class CudaRecorder:
@@ -109,6 +115,8 @@ class CudaRecorder:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._failed: list[torch.cuda.CUDAGraph] = []
+        self._takes: WeakSet[CudaTake] = WeakSet()
+        self._pool: Any = None
         self.limit_bytes = torch.cuda.get_device_properties(device).total_memory // MEMORY_SHARE
         # Only the native allocator has private pools, and HIP's graphs behave differently.
         self.is_usable = torch.version.hip is None and torch.cuda.get_allocator_backend() == "native"
@@ -151,7 +159,11 @@ class CudaRecorder:
             NotRecordedError: The capture failed, and its remains were removed.
         """
         graph = torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle()
+        if not self._takes:
+            # The allocator frees a pool that no graph uses, and accepts its name no more.
+            self._pool = torch.cuda.graph_pool_handle()
+        pool = self._pool
+        before = self._size_of(pool)
         was_collecting = gc.isenabled()
         gc.disable()
         try:
@@ -163,7 +175,7 @@ class CudaRecorder:
         finally:
             if was_collecting:
                 gc.enable()
-        return CudaTake(graph, results, self._size_of(pool))
+        return CudaTake(graph, results, max(0, self._size_of(pool) - before), self._takes)
 
     def _capture(self, graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], list[Any]]) -> list[Any]:
         # Random generators keep tensors for graphs, which are also used outside of inference mode.

@@ -17,6 +17,7 @@ from djinn.kinds.interceptor import FunctionHandler, Handler
 from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device import (
     accelerator,
+    checkpoint_files,
     class_factories,
     derived_plans,
     factories,
@@ -99,6 +100,7 @@ class DeviceInterceptor:
             gradients.notice_fused_optimizers()
             process_switches.install()
             use_interrupt_handler(interrupts)
+            checkpoint_files.install()
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:

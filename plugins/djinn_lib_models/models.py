@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,7 +22,11 @@ from djinn.wire.tensors import dtype_named
 if TYPE_CHECKING:
     import builtins
 
-__all__ = ("list", "load", "made", "tensors_of")
+__all__ = ("list", "load", "load_file", "made", "stored_file", "tensors_of")
+
+_CHUNK_BYTES = 2**23
+_BLOB = re.compile(r"[0-9a-f]{64}")
+_digests: dict[tuple[str, int, int, int], str] = {}
 
 
 def list(device: Any = None) -> builtins.list[StoredModel]:  # noqa: A001  # always called as djinn.models.list
@@ -47,6 +56,66 @@ def load(name: str, *, revision: str = "", dtype: torch.dtype | None = None, dev
     """
     like = _like(device)
     found = {tensor.name: made(like, tensor) for tensor in tensors_of(name, revision, device).tensors}
+    return _converted(found, dtype)
+
+
+def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: Any = None
+              ) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file of this machine, on the device.
+
+    If the server has a file with the same content, no tensor is sent. Otherwise they are, one after another. The file
+    is only digested if the server has one of its size. In the cache of Hugging Face's hub, its name is its digest.
+
+    Args:
+        path: The file.
+        dtype: If given, tensors of real and complex floating point are converted to it, on the server.
+        device: A device of the server; the current one by default.
+
+    Raises:
+        OSError: The file cannot be read.
+        ImportError: The file has to be sent, and the package safetensors is not installed.
+    """
+    found = stored_file(path, device=device)
+    if found is None:
+        like = _like(device)
+        read = import_module("safetensors.torch").load_file(path)
+        found = {name: read.pop(name).to(like.device) for name in [*read]}
+    return _converted(found, dtype)
+
+
+def stored_file(path: str | os.PathLike[str], *, device: Any = None) -> dict[str, torch.Tensor] | None:
+    """As `load_file`, but ``None`` if the server does not have the file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    file = Path(path).resolve(strict=True)
+    size_bytes = file.stat().st_size
+    answer = _answer(device, "")
+    if not any(stored.size_bytes == size_bytes for model in answer.models for stored in model.files):
+        return None
+    answer = _answer(device, f"\n{_digest_of(file)}")
+    if answer.problem or not answer.models:
+        return None
+    like = _like(device)
+    return {tensor.name: made(like, tensor) for tensor in answer.tensors}
+
+
+def _digest_of(file: Path) -> str:
+    status = file.stat()
+    if _BLOB.fullmatch(file.name) and file.parent.name == "blobs":
+        return file.name
+    key = str(file), status.st_size, status.st_ino, status.st_ctime_ns
+    if key not in _digests:
+        digest = hashlib.sha256()
+        with file.open("rb", buffering=0) as opened:
+            while chunk := opened.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        _digests[key] = digest.hexdigest()
+    return _digests[key]
+
+
+def _converted(found: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     if dtype is None:
         return found
     return {name: tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
@@ -75,11 +144,15 @@ def _like(device: Any) -> torch.Tensor:
 
 
 def _asked(device: Any, request: str) -> StoreAnswer:
-    answer = stored_operators().models(_like(device), request).cpu()
-    try:
-        found = msgspec.msgpack.decode(buffer_of(answer), type=StoreAnswer)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"The server describes its models wrongly: {error}.") from None
+    found = _answer(device, request)
     if found.problem:
         raise ConfigurationError(found.problem)
     return found
+
+
+def _answer(device: Any, request: str) -> StoreAnswer:
+    answer = stored_operators().models(_like(device), request).cpu()
+    try:
+        return msgspec.msgpack.decode(buffer_of(answer), type=StoreAnswer)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"The server describes its models wrongly: {error}.") from None

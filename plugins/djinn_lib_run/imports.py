@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ("when_imported",)
+__all__ = ("follow_imports", "when_imported")
 
 
 @contextlib.contextmanager
@@ -21,16 +21,22 @@ def when_imported(names: Iterable[str], act: Callable[[ModuleType], None]) -> It
         names: Full names of the modules.
         act: Is given the module. The program's import fails if it raises.
     """
+    watch = follow_imports(names, act)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(watch)
+
+
+def follow_imports(names: Iterable[str], act: Callable[[ModuleType], None]) -> MetaPathFinder:
+    """As `when_imported`, until the returned finder is removed from ``sys.meta_path``."""
     watch = _ImportWatch(frozenset(names), act)
     for name in watch.names:
         module = sys.modules.get(name)
         if module is not None and not getattr(module.__spec__, "_initializing", False):
             act(module)
     sys.meta_path.insert(0, watch)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(watch)
+    return watch
 
 
 class _ImportWatch(MetaPathFinder):

@@ -107,7 +107,10 @@ class StoredModels(Protocol):
     """
 
     def answer(self, request: str) -> StoreAnswer:
-        """Answer a question: empty for all models; or a name, and in a second line a revision or a digest, or nothing.
+        """Answer a question.
+
+        It is empty for all models; or a name, and in a second line a revision, a digest, or nothing; or an empty line
+        and the digest of a file, whose tensors the answer then describes, if there is such a file.
 
         Never raises: the answer contains the problem.
         """

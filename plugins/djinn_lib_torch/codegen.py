@@ -32,7 +32,7 @@ class Compiled:
         self._program = program
         self._calls = calls
         self._relieve = relieve
-        self.function = _compile(program, calls)
+        self.function = straight_line(program, calls)
 
     def run(
         self, inputs: list[Any], numbers: Sequence[Any], report: Report, stop: Sequence[BaseException] = ()
@@ -44,21 +44,22 @@ class Compiled:
             return self.function(inputs, numbers, stop)
         except Exception as error:
             # The interpreter continues after the failed step; it needs that step's position and the results so far.
-            step, variables = _locate(error.__traceback__)
-            if step is None:
+            frames = frames_of(error.__traceback__)
+            if not frames:
                 raise
+            step, variables = frames[0]
             produced = sum(s.results for s in self._program.steps[:step])
             known = {int(name[1:]): value for name, value in variables.items()
                      if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced}
-            if isinstance(error, _StoppedError):
-                return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
-                                 stop=stop)
-            return self._go_on(step, error, known, inputs, numbers, report, stop)
+            return self.resume(step, error, known, inputs, numbers, report, stop)
 
-    def _go_on(
+    def resume(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
         report: Report, stop: Sequence[BaseException],
     ) -> list[Any]:
+        """Continue after a step that raised, or that was cancelled, with the results that are known."""
+        if isinstance(error, _StoppedError):
+            return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known, stop=stop)
         if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
             # The step had no effect except its failure.
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
@@ -80,15 +81,18 @@ def _stop() -> None:
     raise _StoppedError
 
 
-def _locate(traceback: TracebackType | None) -> tuple[int | None, dict[str, Any]]:
+def frames_of(traceback: TracebackType | None) -> list[tuple[int, dict[str, Any]]]:
+    """Return the steps that compiled programs have reached, and their variables; outermost program first."""
+    found: list[tuple[int, dict[str, Any]]] = []
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == _FILE:
-            return traceback.tb_lineno - _FIRST_STEP_LINE, dict(traceback.tb_frame.f_locals)
+            found.append((traceback.tb_lineno - _FIRST_STEP_LINE, dict(traceback.tb_frame.f_locals)))
         traceback = traceback.tb_next
-    return None, {}
+    return found
 
 
-def _compile(program: Program, calls: Sequence[BoundCall]) -> Callable[..., list[Any]]:
+def straight_line(program: Program, calls: Sequence[BoundCall]) -> Callable[..., list[Any]]:
+    """Compile a program to a function of its inputs, its numbers, and reasons to stop."""
     constants: dict[str, Any] = {"halt": _stop}
 
     def constant(value: Any, prefix: str) -> str:

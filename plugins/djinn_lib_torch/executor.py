@@ -28,7 +28,7 @@ from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
 
-__all__ = ("TorchExecutor", "TorchProgram", "no_such_device")
+__all__ = ("TorchExecutor", "TorchProgram", "no_such_device", "probabilities_of")
 
 
 class TorchExecutor:
@@ -149,7 +149,7 @@ class TorchProgram:
         self._compiled: Compiled | None = None
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
-        self._probabilities = _probabilities(program, calls)
+        self._probabilities = probabilities_of(program, calls)
 
     def grow(self, join: Callable[[BoundCall], BoundCall]) -> None:
         """Let values grow into spare room, in calls that ``join`` makes; before the first run."""
@@ -217,7 +217,7 @@ class TorchProgram:
         return self._compiled.run(inputs, numbers, report, stop)
 
 
-def _probabilities(program: Program, calls: Sequence[BoundCall]) -> list[int]:
+def probabilities_of(program: Program, calls: Sequence[BoundCall]) -> list[int]:
     """Return which numbers of a run are dropout probabilities: if they are zero, no random numbers are drawn."""
     found: list[int] = []
     taken = 0

@@ -42,12 +42,12 @@ class CountedConnection(ConnectionWrapper):
         if answer[0].failures:
             TOTALS.memory_failures += any(failure.kind in _NO_MEMORY for failure in answer[0].failures)
         if EXECUTION.isEnabledFor(logging.DEBUG):
-            EXECUTION.debug("%s answered after %.2f ms: %d values, %d failures", self.address or "this process",
+            EXECUTION.debug("%s answered after %.2f ms: %d values, %d failures", self.address,
                             1e3 * seconds, len(answer[0].items), len(answer[0].failures))
         return answer
 
     def _count(self, batch: Batch, strategy: str) -> None:
-        TOTALS.batches[strategy if "://" in self.address else "local"] += 1
+        TOTALS.batches["local" if self.address.startswith("local:") else strategy] += 1
         runs = 0
         for command in batch.commands:
             kind = type(command)
@@ -61,5 +61,5 @@ class CountedConnection(ConnectionWrapper):
                 TOTALS.uploads_known += 1
         TOTALS.programs_run += runs
         if EXECUTION.isEnabledFor(logging.DEBUG):
-            EXECUTION.debug("%s is sent %d commands, %d of them runs; %d values are fetched",
-                            self.address or "this process", len(batch.commands), runs, len(batch.fetch))
+            EXECUTION.debug("%s is sent %d commands, %d of them runs; %d values are fetched", self.address,
+                            len(batch.commands), runs, len(batch.fetch))

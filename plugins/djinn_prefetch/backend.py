@@ -24,6 +24,7 @@ from djinn.record.tensor import LazyTensor
 from djinn_prefetch.callers import ReadAhead, read_ahead
 from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of
 from djinn_prefetch.fetched import FetchedValues, Key, is_plain_view, key_of
+from djinn_prefetch.history import History
 
 __all__ = ("PrefetchingBackend", "open_prefetching")
 
@@ -52,6 +53,7 @@ class PrefetchingBackend(BackendWrapper):
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to; identifies the session's tensors.
+        freed: Those of them that the wrapped backend may free.
         numbers: Gives numbers to values.
         limit_bytes: Size of the cache.
 
@@ -62,17 +64,23 @@ class PrefetchingBackend(BackendWrapper):
         session.prefetch_exact
     """
 
-    def __init__(self, plain: Backend, tape: Tape, released: deque[int], numbers: Iterator[int],
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int], freed: deque[int], numbers: Iterator[int],
                  limit_bytes: int) -> None:
         super().__init__(plain)
         self._tape = tape
         self._released = released
+        self._freed = freed
         self._limit_bytes = limit_bytes
         self._ledger = ledger_of(tape)
         self._cache = FetchedValues()
-        self._continuations = Continuations(numbers)
+        self._history = History()
+        self._continuations = Continuations(numbers, self._history)
         self._foreseen = 0
         """Nodes on or off the tape that the program has not recorded."""
+        self._followed = 0
+        """How many nodes had been taken when the history was complete."""
+        self._unfollowed = 0
+        """How many pending nodes may use values whose death the history has forgotten."""
         self._last: tuple[Place, Key] | None = None
         self._pauses: dict[Place, _Pause] = {}
         self._fetched = 0
@@ -101,12 +109,13 @@ class PrefetchingBackend(BackendWrapper):
         caller = program_frame()
         if caller is None or len(slots) != 1:
             self._changed()
-            return self._asked(lambda: self.plain.fetch(slots, whole=whole))
+            with self._taking(pending, whole=whole):
+                return self._asked(lambda: self.plain.fetch(slots, whole=whole))
         place = place_of(caller)
         expected = self._continuations.answer(place, slots[0], pending, self.nodes_taken)
         if expected is not None:
             return [expected.value]
-        with self._ledger.waiting(caller):
+        with self._ledger.waiting(caller), self._taking(pending, whole=whole):
             return self._fetch_one(slots[0], caller, place, pending, whole=whole)
 
     def flush(self) -> None:
@@ -115,7 +124,8 @@ class PrefetchingBackend(BackendWrapper):
         before = self.nodes_taken
         if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
-        self.plain.flush()
+        with self._taking(pending):
+            self.plain.flush()
         self._continuations.sent(pending, before, self.nodes_taken)
         if self.nodes_taken - before != len(pending):
             self._drop()
@@ -123,13 +133,15 @@ class PrefetchingBackend(BackendWrapper):
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
         self._changed()
-        return self._asked(lambda: self.plain.describe(slots))
+        with self._taking(self._tape.nodes):
+            return self._asked(lambda: self.plain.describe(slots))
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
         self._changed()
         self._raise_unheard()
-        self._asked(self.plain.synchronize)
+        with self._taking(self._tape.nodes):
+            self._asked(self.plain.synchronize)
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor."""
@@ -139,17 +151,22 @@ class PrefetchingBackend(BackendWrapper):
     def seed(self, seed: int) -> None:
         """Seed the random numbers, after everything pending."""
         self._changed()
-        self.plain.seed(seed)
+        with self._taking(self._tape.nodes):
+            self.plain.seed(seed)
 
     def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a segment again that was recorded before."""
         self._changed()
-        self.plain.run(nodes, released, layout)
+        with self._taking(self._tape.nodes):
+            self.plain.run(nodes, released, layout)
+        # What these nodes write is not followed.
+        self._history.clear()
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
         """Drop the caches of results, and use others."""
         self._changed()
-        self.plain.use_cache(open_cache)
+        with self._taking(self._tape.nodes):
+            self.plain.use_cache(open_cache)
 
     def cancel(self) -> None:
         """Cancel the submitted work that has not begun: values may be lost without another report."""
@@ -174,6 +191,28 @@ class PrefetchingBackend(BackendWrapper):
         if self._unheard is not None:
             failure, self._unheard = self._unheard, None
             raise failure
+
+    @contextmanager
+    def _taking(self, pending: Sequence[Node], *, whole: bool = True) -> Iterator[None]:
+        """Let the wrapped backend take the tape; the history then has its nodes, or is empty."""
+        while self._released:
+            number = self._released.popleft()
+            self._history.died(number)
+            self._freed.append(number)
+        before, count = self.nodes_taken, len(pending)
+        if before != self._followed:
+            self._history.clear()
+            self._unfollowed = count
+        if whole:
+            self._history.add(pending[self._unfollowed:])
+            self._unfollowed = 0
+        try:
+            yield
+        finally:
+            self._followed = self.nodes_taken
+            if not whole or self._followed - before != count:
+                self._history.clear()
+                self._unfollowed = len(self._tape)
 
     def _is_computed_now(self, slot: Slot) -> bool:
         nodes = self._tape.nodes
@@ -220,8 +259,8 @@ class PrefetchingBackend(BackendWrapper):
         if not whole:
             self._continuations.forget()
             return self._asked(lambda: self.plain.fetch(slots, whole=False))
-        foreseen = self._continuations.foresee(place, slot, pending, before)
-        wanted = [one.wanted for one in foreseen]
+        foreseen = self._continuations.foresee(place, slot, pending, before, is_apart=self._has_failed)
+        wanted = [one.operations.wanted for one in foreseen]
         if self._has_failed:
             answer = self._asked(lambda: self.plain.fetch(slots, whole=True))
             if wanted and not self._tape.nodes:
@@ -250,7 +289,7 @@ class PrefetchingBackend(BackendWrapper):
                     self._tape.nodes.remove(node)
                     self._foreseen -= 1
                 else:
-                    self._released.extend(slot.number for slot in node.outputs)
+                    self._freed.extend(slot.number for slot in node.outputs)
 
     def _next(self, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> tuple[list[Slot], list[Key], list[int]]:
         """Choose the values that are fetched with another."""
@@ -287,7 +326,7 @@ class PrefetchingBackend(BackendWrapper):
             raise
         except Exception as failure:  # noqa: BLE001  # of an operation; raised again at the next wait if it is news
             if self.nodes_taken != before:
-                # Another thread recorded what has failed now: nobody has heard of it. Its frames hold tensors.
+                # Another thread recorded what has failed now: it is unreported. Its frames hold tensors.
                 self._unheard = failure.with_traceback(None)
             return []
 
@@ -341,6 +380,8 @@ class PlacingPrefetchingBackend(PrefetchingBackend, PlacingWrapper):
 def open_prefetching(opens: OpenBackend, numbers: Iterator[int], limit_bytes: int, connections: Sequence[Connection],
                      tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
-    plain = opens(connections, tape, released)
+    # Whether a value is alive is known here only if none is freed unseen.
+    freed: deque[int] = deque()
+    plain = opens(connections, tape, freed)
     kind = PlacingPrefetchingBackend if isinstance(plain, SupportsPlacement) else PrefetchingBackend
-    return kind(plain, tape, released, numbers, limit_bytes)
+    return kind(plain, tape, released, freed, numbers, limit_bytes)

@@ -74,7 +74,7 @@ def read_ahead(slot: Slot, caller: FrameType, place: Place, last: tuple[Place, K
         is_dull: Says of a place whether looking at its callers has been in vain.
 
     Returns:
-        What they will ask for; ``None`` if nobody can tell.
+        What they will ask for; ``None`` if that is unknown.
     """
     if is_dull(place):
         return None

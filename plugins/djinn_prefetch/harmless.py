@@ -17,16 +17,19 @@ _VIEWS = frozenset("""
 """.split())
 """Their in-place forms change metadata, and are not harmless."""
 _VALUES = frozenset("""
-    abs add all amax amin any argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor cat ceil clamp clamp_max
-    clamp_min clone copy count_nonzero div eq equal exp fill flip floor full full_like ge gt is_nonzero isfinite
-    isinf isnan isneginf isposinf le linalg_vector_norm log log1p log2 logical_and logical_not logical_or logical_xor lt
-    masked_fill max maximum mean min minimum mul ne neg new_full new_ones new_zeros norm ones ones_like pow reciprocal
-    round rsqrt rsub sigmoid sign sort sqrt stack sub sum tanh tril triu where zero zeros zeros_like _local_scalar_dense
-    _log_softmax _softmax _to_copy
+    abs add addcdiv addcmul all amax amin any argmax argmin bitwise_and bitwise_not bitwise_or bitwise_xor cat
+    ceil clamp clamp_max clamp_min clone copy count_nonzero div eq equal exp fill flip floor full full_like ge
+    gt is_nonzero isfinite isin isinf isnan isneginf isposinf le lerp linalg_vector_norm log log1p log2
+    logical_and logical_not logical_or logical_xor lt masked_fill max maximum mean min minimum mul ne neg
+    new_full new_ones new_zeros norm ones ones_like pow reciprocal round rsqrt rsub sigmoid sign sort sqrt
+    stack sub sum tanh tril triu where zero zeros zeros_like _local_scalar_dense _log_softmax _softmax
+    _to_copy
 """.split())
 """Operators, without overloads and the mark of in-place forms. None looks anything up, divides integers, factorizes, or
 adds in an order that may change from run to run."""
-_REFUSED = frozenset({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::pow.Tensor_Tensor", "aten::pow.Scalar"})
+_OPTIMIZERS = frozenset({"_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"})
+_REFUSED = frozenset({"aten::div.Tensor_mode", "aten::div.Scalar_mode", "aten::pow.Tensor_Tensor", "aten::pow.Scalar",
+                      "aten::_foreach_pow.List", "aten::_foreach_pow.ScalarAndTensor"})
 
 
 def is_harmless(signature: Signature) -> bool:
@@ -35,8 +38,8 @@ def is_harmless(signature: Signature) -> bool:
 
 
 def is_repeatable(signature: Signature) -> bool:
-    """Whether, in addition, it writes nothing: running it twice has no effect."""
-    return is_harmless(signature) and not signature.writes and bool(signature.results)
+    """Whether, in addition, it repeats exactly, and has an effect only on what it writes."""
+    return is_harmless(signature) and (bool(signature.writes) or bool(signature.results))
 
 
 def moved_bytes(signature: Signature) -> int:
@@ -50,7 +53,7 @@ def moved_bytes(signature: Signature) -> int:
 def _never_fails(name: str) -> bool:
     if not name.startswith("aten::") or name in _REFUSED:
         return False
-    base = name.removeprefix("aten::").partition(".")[0]
-    if base not in _VIEWS and base.rstrip("_") not in _VALUES:
+    base = name.removeprefix("aten::").removeprefix("_foreach_").partition(".")[0]
+    if base not in _VIEWS and base not in _OPTIMIZERS and base.rstrip("_") not in _VALUES:
         return False
     return not facts_of(operator_named(name)).changes_metadata

@@ -127,6 +127,8 @@ class WorkerModels:
         if reply.problem or not request:
             return StoreAnswer(reply.models, problem=reply.problem)
         name, _, version = request.partition("\n")
+        if not name:
+            return self._answer_of_file(version, reply.models)
         found = [model for model in reply.models
                  if model.name == name and (not version or version in (model.revision, model.digest))]
         if len(found) != 1:
@@ -141,6 +143,17 @@ class WorkerModels:
         if len({tensor.name for tensor in tensors}) != len(tensors):
             return StoreAnswer(problem=f"The model {name} cannot be used: two of its files have a tensor of one name.")
         return StoreAnswer((found[0],), tuple(tensors))
+
+    def _answer_of_file(self, digest: str, models: tuple[StoredModel, ...]) -> StoreAnswer:
+        for model in models:
+            if any(file.digest == digest for file in model.files):
+                try:
+                    tensors = self._file(digest).tensors
+                except RuntimeError as error:
+                    return StoreAnswer(problem=str(error))
+                return StoreAnswer((model,), tuple(StoredTensor(name, digest, extent.dtype, extent.size)
+                                                   for name, extent in tensors.items()))
+        return StoreAnswer()
 
     def tensor(self, file: str, name: str) -> torch.Tensor:
         """Map a tensor; writes stay in this process."""

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 from djinn_server.models import MIN_MAPPED_BYTES
-from safetensors.torch import save_file
 from support.processes.warm import clean_environment
 
-import djinn
+import djinn  # before safetensors, whose function it replaces
 from djinn.errors import ConfigurationError
+
+from safetensors.torch import load_file, save_file  # isort: skip
 
 WEIGHTS = {
     "mapped": torch.randn(300, 400, generator=torch.Generator().manual_seed(1)), "small": torch.arange(10),
@@ -127,6 +128,70 @@ def test_damaged_changed_and_renamed_files_are_refused_by_name_and_harm_no_other
     assert "No model missing" in problem("missing")
     (store / "outside.safetensors").symlink_to("/etc/hostname")
     assert "leaves the folder" in problem("outside")
+
+
+def test_a_file_that_the_server_has_is_not_sent(served: Any, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.safetensors"
+    save_file(WEIGHTS, mine)
+    before = djinn.stats()["bytes_sent"]
+    loaded = djinn.models.load_file(mine, dtype=torch.float64)
+    assert torch.equal(loaded["mapped"].cpu(), WEIGHTS["mapped"].double())
+    for name, weight in load_file(mine, device="remote_accelerator:0").items():
+        assert torch.equal(weight.cpu(), WEIGHTS[name])
+    assert torch.equal(load_file(mine)["mapped"], WEIGHTS["mapped"])
+    assert loaded.keys() == WEIGHTS.keys()
+    assert djinn.stats()["bytes_sent"] - before < 20_000
+    other = {name: weight + 1 if name == "mapped" else weight for name, weight in WEIGHTS.items()}
+    save_file(other, mine)
+    for name, weight in djinn.models.load_file(mine).items():
+        assert torch.equal(weight.cpu(), other[name])
+    assert djinn.stats()["bytes_sent"] - before >= WEIGHTS["mapped"].nbytes
+
+
+def test_a_module_takes_the_tensors_and_ties_them(store: Path, start_server: Any) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(3)
+    local = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=2))
+    local.eval().save_pretrained(store / "gpt", max_shard_size="200KB")
+    djinn.init(server=start_server("--models", str(store)).address)
+    assert len(next(model for model in djinn.models.list() if model.name == "gpt").files) > 1
+    with torch.device("meta"):
+        remote = GPT2LMHeadModel(local.config).eval()
+    missing = remote.load_state_dict(djinn.models.load("gpt"), strict=False, assign=True).missing_keys
+    assert missing == ["lm_head.weight"]
+    remote.tie_weights()
+    assert remote.lm_head.weight is remote.transformer.wte.weight
+    prompt = torch.arange(3, 9)[None]
+    expected = local.generate(prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(remote.generate(prompt.to("remote_accelerator:0"), max_new_tokens=6, do_sample=False).cpu(),
+                       expected)
+    assert djinn.stats()["bytes_sent"] < local.num_parameters() * 4 / 2
+    djinn.shutdown()
+
+
+def test_a_pretrained_model_of_files_that_the_server_has_is_not_sent(store: Path, start_server: Any,
+                                                                    tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(4)
+    local = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=2))
+    local.eval()
+    for folder in (store / "gpt", tmp_path / "mine"):
+        local.save_pretrained(folder, max_shard_size="200KB")
+    djinn.init(server=start_server("--models", str(store)).address)
+    prompt = torch.arange(3, 9)[None]
+    expected = local.generate(prompt, max_new_tokens=6, do_sample=False)
+    configured = {"config": local.config, "state_dict": djinn.models.load("gpt")}
+    for place, options in ((tmp_path / "mine", {}), (None, configured)):
+        before = djinn.stats()["bytes_sent"]
+        remote = GPT2LMHeadModel.from_pretrained(place, device_map="remote_accelerator:0", **options).eval()
+        assert remote.lm_head.weight is remote.transformer.wte.weight
+        found = remote.generate(prompt.to("remote_accelerator:0"), max_new_tokens=6, do_sample=False)
+        assert torch.equal(found.cpu(), expected)
+        assert djinn.stats()["bytes_sent"] - before < local.num_parameters() * 4 / 4
+    djinn.shutdown()
 
 
 def test_a_server_without_models_says_so(session: Any) -> None:

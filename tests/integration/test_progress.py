@@ -7,13 +7,15 @@ import os
 import re
 import select
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from djinn_authenticator_tokens.tokens import TokenFile
 from support.network.fault_proxy import Bandwidth, FaultProxy, Latency
 from support.processes.warm import WarmPython, clean_environment
 
@@ -79,6 +81,13 @@ def terminal(case: str, server: str, **environment: str) -> Iterator[Terminal]:
     made.close()
 
 
+def wait_until(true: Callable[[], Any]) -> None:
+    until = time.monotonic() + TIMEOUT_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 @contextmanager
 def slow(server: Any, **faults: Any) -> Iterator[str]:
     with FaultProxy(int(server.address.rpartition(":")[2]), buffer_bytes=2**16, **faults) as proxy:
@@ -122,6 +131,25 @@ def test_a_server_that_answers_late_is_shown_and_can_be_interrupted(server: Any)
         client.shows(r"connecting to tcp://127.0.0.1:\d+, [1-9]\d* s")
         client.interrupt()
         client.hears("interrupted", "watched")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the worker in /proc")
+def test_a_worker_that_starts_is_shown_and_can_be_interrupted(start_server: Any, tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    token = tokens.create("alice")
+    server = start_server("--tokens", str(tokens.path))
+    with terminal("connect", server.address, DJINN_TOKEN=token) as client:
+        wait_until(lambda: server.workers)
+        (worker,) = server.workers
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            client.shows(r"tcp://127.0.0.1:\d+ is starting a worker, [1-9]\d* s")
+            assert "is starting a worker for this session: waiting for it" in client.shown
+            client.interrupt()
+            client.hears("interrupted")
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        client.hears("watched")
 
 
 def test_short_waits_are_not_shown(server: Any) -> None:

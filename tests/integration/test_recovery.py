@@ -18,7 +18,7 @@ from support.models.gpt2 import PROMPT, gpt2
 from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
-from djinn.errors import StateLostError, TransportError
+from djinn.errors import RefusedError, StateLostError, TransportError
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +235,35 @@ def test_without_a_server_it_goes_on_here_if_that_is_allowed(tmp_path: Path) -> 
     assert torch.equal(x.cpu(), wanted)
     assert djinn.stats()["local_fallbacks"] == 1
     assert djinn.get_runtime_state().address == "local://"
+
+
+def test_local_fallback_alone_is_enough_in_the_middle_of_a_session(tmp_path: Path) -> None:
+    with Supervised(tmp_path / "log") as mortal:
+        djinn.init(mortal.address, local_fallback=True, recovery_timeout_s=0.5, log_level="ERROR")
+        x = torch.randn(3, device=DEVICE)
+        wanted = x.cpu()
+    assert torch.equal((x + 1).cpu(), wanted + 1)
+    assert djinn.stats()["local_fallbacks"] == 1
+
+
+def test_local_fallback_alone_is_enough_where_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
+    nowhere = "tcp://127.0.0.1:1"
+    with pytest.raises(TransportError):
+        djinn.init(nowhere)
+    with pytest.raises(TransportError):
+        djinn.init(nowhere, local_fallback=True, recovery="none")
+    djinn.init(nowhere, local_fallback=True)
+    assert (torch.ones(3, device=DEVICE) + 1).tolist() == [2, 2, 2]
+    assert djinn.stats()["local_fallbacks"] == 1
+    assert djinn.get_runtime_state().address == "local://"
+    assert 'djinn_execution_strategy_used{strategy="local"} 0' not in djinn.metrics()
+    assert f"{nowhere} cannot be reached: operations run in this process" in caplog.text
+
+
+def test_a_refusal_is_no_reason_to_go_on_here(start_server: Any) -> None:
+    server = start_server(DJINN_TOKEN="secret")
+    with pytest.raises(RefusedError):
+        djinn.init(server.address, token="wrong", local_fallback=True)
 
 
 def test_without_a_server_it_says_so_otherwise(tmp_path: Path) -> None:

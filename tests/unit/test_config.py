@@ -54,7 +54,7 @@ def test_plugins_add_to_the_environment_and_win_where_both_choose() -> None:
 
 def test_none_means_never_where_it_can_mean_something() -> None:
     config = resolved({"flush_every": None, "request_timeout_s": None, "connect_timeout_s": None}, {})
-    assert config == Config(flush_every=None)
+    assert config == Config(flush_every=None, request_timeout_s=None)
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)])

@@ -15,8 +15,7 @@ from djinn_conformance.strategies import filled, recordings
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_executor_cuda.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
 from djinn_executor_cuda.recorded import PATIENCE_RUNS
-from djinn_lib_torch.executor import TorchProgram
-from djinn_lib_torch.growing import GrowingValues, Growth
+from djinn_lib_torch.growing import GrowingValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
@@ -276,10 +275,8 @@ def test_recordings_are_bounded_in_bytes() -> None:
 def test_a_program_that_never_repeats_is_soon_left_alone() -> None:
     executor = RecordingExecutor()
     used = session(executor, weights(), call("aten::mul.Scalar", Ref(-1), 2))
-    for number in range(PATIENCE_RUNS + 1):
-        used.run([number])
-    for _ in range(MAX_STRIKES * RUNS_UNTIL_PLAYED):
-        assert torch.equal(used.run([3])[0], weights()[0] * 3)
+    for number in range(PATIENCE_RUNS + MAX_STRIKES * RUNS_UNTIL_PLAYED):
+        assert torch.equal(used.run([number])[0], weights()[0] * number)
     assert executor.recorder.tries == 0
 
 
@@ -294,13 +291,16 @@ def test_closed_recordings_are_not_played() -> None:
     assert executor.shelf.stats()["played"] == plays
 
 
-def test_a_program_that_may_be_recorded_grows_nothing() -> None:
+def test_a_program_in_which_values_grow_is_not_recorded_whole() -> None:
     """A replay would join in the device's memory only, and not keep account of the room there."""
     caches = (filled((1, 4, 256, 64), torch.float32, 1), filled((1, 4, 1, 64), torch.float32, 2))
     join = call("aten::cat", [Ref(-1), Ref(-2)], 2)
-    programs = [session(executor, caches, join).programs[0] for executor in (CpuExecutor(), RecordingExecutor())]
-    for program in programs:
-        GrowingValues(threading.RLock()).admit(program)
-    plain, recorded = (program.growth for program in programs if isinstance(program, TorchProgram))
-    assert plain.steps
-    assert recorded == Growth()
+    executor, room = RecordingExecutor(), GrowingValues(threading.RLock())
+    used = session(executor, caches, join)
+    room.admit(used.programs[0])
+    for number in range(1, 10):
+        used.values[-1] = used.run()[0]
+        assert used.values[-1].shape[2] == 256 + number
+    assert torch.equal(used.values[-1], torch.cat([caches[0], *[caches[1]] * 9], 2))
+    assert room.joined == 8
+    assert executor.shelf.stats()["recorded"] == 0

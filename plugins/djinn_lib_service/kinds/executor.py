@@ -53,7 +53,8 @@ class CompiledProgram(Protocol):
             values that it would have written, get the same poison.
 
         Laws:
-            executor.equals_eager, executor.order_kept, executor.replay_stable, executor.failure_contained,
+            executor.equals_eager, executor.order_kept, executor.replay_stable, executor.repetition_invisible,
+            executor.failure_contained,
             executor.poison_propagates, executor.randomness_private, executor.plain_results, executor.purity_true,
             executor.stops_between_steps
 

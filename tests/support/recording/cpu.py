@@ -1,19 +1,22 @@
 """Recordings on the CPU: what a graph is on CUDA, so that everything around it can be tested on any machine.
 
 As with a graph, nothing happens while recording, playing goes by the memory that it was recorded with, and results lie
-in memory of the recording, which each time overwrites.
+in memory of the recording, which each time overwrites. All recordings share one pool: one that is played may use the
+memory of the results of each one that was made later, so here it fills that memory with rubbish.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
 from djinn_executor_cuda.graph_eligibility import storage_of
 from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_torch.calls import bind
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -63,11 +66,16 @@ class Undoing(TorchDispatchMode):
 
 
 class CpuTake:
-    def __init__(self, run: Callable[[], list[Any]], results: list[Any], made: set[int]) -> None:
+    def __init__(
+        self, run: Callable[[], list[Any]], results: list[Any], made: set[int], pool: WeakSet[CpuTake]
+    ) -> None:
         self.results = results
         self.is_closed = False
         self._run = run
-        self._own = {}
+        self._pool = pool
+        self._number = 1 + max((take._number for take in pool), default=0)
+        pool.add(self)
+        self._own: dict[int, tuple[int, torch.Tensor]] = {}
         for position, result in enumerate(results):
             if isinstance(result, torch.Tensor) and storage_of(result) in made:
                 self._own[storage_of(result)] = position, bytes_of_storage(result)
@@ -75,6 +83,10 @@ class CpuTake:
 
     def play(self) -> None:
         assert not self.is_closed
+        for take in self._pool:
+            if take._number > self._number:
+                for _, memory in take._own.values():
+                    memory.fill_(0x41)
         results = self._run()
         for position, memory in self._own.values():
             memory.copy_(bytes_of_storage(results[position]))
@@ -85,6 +97,7 @@ class CpuTake:
     def close(self) -> None:
         self.is_closed = True
         self.results = []
+        self._own = {}
 
 
 class CpuRecorder:
@@ -96,6 +109,7 @@ class CpuRecorder:
         self.limit_bytes = limit_bytes
         self.refuses = refuses
         self.tries = 0
+        self.pool: WeakSet[CpuTake] = WeakSet()
 
     def settings(self) -> tuple[Any, ...]:
         return (torch.are_deterministic_algorithms_enabled(),)
@@ -110,22 +124,27 @@ class CpuRecorder:
         with Undoing() as undoing:
             try:
                 results = run()
-            except RuntimeError as error:
+            except (RuntimeError, LookupError) as error:
                 undoing.undo()
                 raise NotRecordedError(str(error)) from None
         undoing.undo()
-        self.latest = CpuTake(run, results, undoing.made)
+        self.latest = CpuTake(run, results, undoing.made, self.pool)
         return self.latest
 
 
 class RecordingExecutor(CpuExecutor):
-    """The executor of the CPU, with recordings."""
+    """The executor of the CPU, with recordings of whole programs, or only of their segments."""
 
-    def __init__(self, recorder: CpuRecorder | None = None, *, limit: int = 64) -> None:
+    def __init__(self, recorder: CpuRecorder | None = None, *, limit: int = 64, whole: bool = True) -> None:
         super().__init__()
+        self.whole = whole
         self.recorder = recorder or CpuRecorder()
         self.shelf = Shelf(self.recorder, limit=limit)
 
-    def compile(self, program: Program) -> RecordedProgram:
-        calls = bind(program, self._device)
-        return RecordedProgram(program, calls, self._lock, self._device, self.shelf, min_saved=-len(program.keep) * 2)
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
+        calls = bind(program, self._device, checks)
+        return RecordedProgram(program, calls, self._lock, self._device, self.shelf, **self.options(program))
+
+    def options(self, program: Program) -> dict[str, Any]:
+        """How short what is recorded may be."""
+        return {"min_saved": -len(program.keep) * 2 if self.whole else len(program.steps) + 1, "least_steps": 1}
