@@ -146,6 +146,7 @@ class PrefetchingBackend(BackendWrapper):
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor."""
         self._drop()
+        self._free_released()
         self.plain.upload(number, dense, device)
 
     def seed(self, seed: int) -> None:
@@ -195,10 +196,7 @@ class PrefetchingBackend(BackendWrapper):
     @contextmanager
     def _taking(self, pending: Sequence[Node], *, whole: bool = True) -> Iterator[None]:
         """Let the wrapped backend take the tape; the history then has its nodes, or is empty."""
-        while self._released:
-            number = self._released.popleft()
-            self._history.died(number)
-            self._freed.append(number)
+        self._free_released()
         before, count = self.nodes_taken, len(pending)
         if before != self._followed:
             self._history.clear()
@@ -213,6 +211,13 @@ class PrefetchingBackend(BackendWrapper):
             if not whole or self._followed - before != count:
                 self._history.clear()
                 self._unfollowed = len(self._tape)
+
+    def _free_released(self) -> None:
+        """Let the wrapped backend free what the program no longer refers to, and look at what is left."""
+        while self._released:
+            number = self._released.popleft()
+            self._history.died(number)
+            self._freed.append(number)
 
     def _is_computed_now(self, slot: Slot) -> bool:
         nodes = self._tape.nodes

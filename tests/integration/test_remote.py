@@ -67,7 +67,8 @@ def test_known_programs_travel_as_an_id(session) -> None:
     first = step(1.0)
     second, third = step(2.0), step(3.0)
     assert third < second < first
-    assert [step(4.0), step(4.5)] == [step(5.0)] * 2
+    # A number that continues a row takes no room; others do.
+    assert step(4.0) <= step(9.0) == step(4.5) == step(7.0)
     assert step(6.0) < 0.5 * first
     assert djinn.stats()["programs_sent"] == 0
 

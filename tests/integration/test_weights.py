@@ -93,12 +93,13 @@ def test_loading_leaves_nothing_but_the_weights_at_the_executor(session: Any) ->
     assert torch.equal(remote.weight.cpu(), state["weight"])
 
 
-def test_safetensors_refuses_the_device_and_says_so(session: Any, tmp_path: Path) -> None:
+def test_safetensors_loads_onto_the_device_if_it_is_named(session: Any, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     path = tmp_path / "model.safetensors"
     safetensors.save_file({"x": torch.ones(2)}, path)
-    with pytest.raises(Exception, match="remote_accelerator:0 is invalid"):
-        safetensors.load_file(path, device=str(DEVICE))
+    loaded = safetensors.load_file(path, device=str(DEVICE))["x"]
+    assert loaded.device == DEVICE
+    assert torch.equal(loaded.cpu(), torch.ones(2))
     with DEVICE:
         assert safetensors.load_file(path)["x"].device.type == "cpu"
 

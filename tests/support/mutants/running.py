@@ -20,12 +20,12 @@ MUTANTS = (
            "results += value", "results += [item.clone() for item in value]",
            within="split.Tensor unbind.int"),
     # The compiled program, from the second run on.
-    mutant("result-dropped-too-early", "session.optimizers_equal", "djinn_lib_torch.codegen:_compile",
+    mutant("result-dropped-too-early", "session.optimizers_equal", "djinn_lib_torch.codegen:straight_line",
            "if position in dead:", "if position + 1 in dead:", "sorted(dead[position])", "sorted(dead[position + 1])",
            within="optimizers/Adam/scheduled/*"),
-    mutant("numbers-of-the-wrong-step", "session.programs_replay", "djinn_lib_torch.codegen:_compile",
+    mutant("numbers-of-the-wrong-step", "session.programs_replay", "djinn_lib_torch.codegen:straight_line",
            "taken += call.numbers", "taken += 0", within="mul.Scalar add.Scalar select.int"),
-    mutant("keyword-compiled-away", "session.programs_replay", "djinn_lib_torch.codegen:_compile",
+    mutant("keyword-compiled-away", "session.programs_replay", "djinn_lib_torch.codegen:straight_line",
            "for name, argument in call.keywords]", "for name, argument in call.keywords if name != 'dtype']",
            within="sum.dim_IntList zeros_like ones_like"),
     # Compiled modules on the device.
