@@ -271,7 +271,10 @@ def handlers() -> dict[Any, Callable[..., Any]]:
               aten._to_sparse_bsc.default)
     made: dict[Any, Callable[..., Any]] = dict.fromkeys(
         makers, lambda session, operator, args, kwargs: run(operator, args, kwargs))
-    return {**made, aten._embedding_bag_backward.default: bag_gradient}
+    return {**made, aten._embedding_bag_backward.default: bag_gradient,
+            # Those of a dense tensor.
+            aten.sparse_dim.default: lambda session, operator, args, kwargs: 0,
+            aten.dense_dim.default: lambda session, operator, args, kwargs: args[0].dim()}
 
 
 def register() -> list[torch.library.Library]:

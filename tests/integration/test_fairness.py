@@ -27,7 +27,7 @@ from support.servers.serving import Serving
 from djinn.errors import RefusedError
 from djinn.ir.phase import ExecutionPhase
 from djinn.plugins import Plugins
-from djinn.session.runtime import connect
+from djinn.session.connecting import connect
 from djinn.wire.messages import Batch, Define, Run
 
 WINDOW_S = 2.5

@@ -136,6 +136,11 @@ def test_what_eager_refuses_is_refused_in_its_words() -> None:
         text.partition(":")[0] for text in refusals("cpu")]
 
 
+@pytest.mark.parametrize("size", [(), (2, 3)])
+def test_a_dense_tensor_has_dense_dimensions_only(size: tuple[int, ...]) -> None:
+    assert_same(lambda device: [(x.sparse_dim(), x.dense_dim()) for x in (torch.ones(size, device=device),)])
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("include_last", [False, True])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
