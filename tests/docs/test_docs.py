@@ -280,7 +280,7 @@ def test_every_page_is_on_the_map() -> None:
 
 def test_every_page_is_in_the_sidebar_of_the_site() -> None:
     listed = set(re.findall(r'"([\w/]+)"', (DOCS / "conf.py").read_text()))
-    assert {page.stem for page in DOCS.glob("*.md")} - listed == {"index"}
+    assert {page.stem for page in DOCS.glob("*.md")} - listed <= {"index"}
 
 
 def test_no_page_names_a_place_of_one_machine() -> None:
