@@ -278,6 +278,11 @@ def test_every_page_is_on_the_map() -> None:
     assert {str(page.relative_to(DOCS)) for page in PAGES} - linked <= {"index.md"}
 
 
+def test_every_page_is_in_the_sidebar_of_the_site() -> None:
+    listed = set(re.findall(r'"([\w/]+)"', (DOCS / "conf.py").read_text()))
+    assert {page.stem for page in DOCS.glob("*.md")} - listed <= {"index"}
+
+
 def test_no_page_names_a_place_of_one_machine() -> None:
     places = re.findall(r"(?<![\w.:/])/(?:home|root|work|tmp|usr|opt|Users)/\S*", EVERYTHING)
     assert not places
