@@ -129,7 +129,7 @@ class MemoryFunctions:
         return min(found.free_bytes, max(total_bytes - found.allocated.current, 0)), total_bytes
 
     def device_memory_used(self, device: Any = None) -> int:
-        """Return how many bytes of the server's device are in use, whoever uses them."""
+        """Return how many bytes of the server's device are in use, by all processes."""
         found = _ask(device_report.MEMORY_HANDLE, device_named(device), MemoryFigures)
         return max(found.total_bytes - found.free_bytes, 0)
 
@@ -169,11 +169,11 @@ class MemoryFunctions:
         return "\n".join(lines)
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Make what is allocated now the peak."""
+        """Set the peak to the current allocation."""
         _memory(device, device_report.RESET_PEAK_HANDLE)
 
     def reset_accumulated_memory_stats(self, device: Any = None) -> None:
-        """Restart the sums of what was allocated and freed."""
+        """Restart the sums of allocated and freed bytes."""
         _memory(device, device_report.RESET_ACCUMULATED_HANDLE)
 
     def empty_cache(self) -> None:

@@ -140,7 +140,7 @@ class _Timed(ConnectionWrapper):
         return msgspec.structs.replace(batch, timed=True, settled=True)
 
     def work(self) -> list[_Work]:
-        """Return what was measured."""
+        """Return the measurements."""
         offset_ns = self._offset_ns or 0
         return [_Work(self._name_of(timing), self._device, timing.begin_ns + offset_ns, timing.end_ns + offset_ns)
                 for timing in self._timings]

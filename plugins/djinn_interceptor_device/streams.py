@@ -44,7 +44,7 @@ class RemoteStream(torch.Stream):
         return False
 
     def wait_event(self, event: Any) -> None:
-        """Do nothing: what is recorded later runs later."""
+        """Do nothing: operations run in the order of their recording."""
 
     def wait_stream(self, other: Any) -> None:
         """Do nothing, as above."""
@@ -98,7 +98,7 @@ class RemoteEvent(torch.Event):
         self._recorded_ns = time.perf_counter_ns()
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: what is recorded later runs later."""
+        """Do nothing: operations run in the order of their recording."""
 
     def synchronize(self) -> None:
         """Wait until everything before the event has run."""

@@ -213,7 +213,7 @@ class PrefetchingBackend(BackendWrapper):
                 self._unfollowed = len(self._tape)
 
     def _free_released(self) -> None:
-        """Let the wrapped backend free what the program no longer refers to, and look at what is left."""
+        """Pass the released values to the wrapped backend, which may free them."""
         while self._released:
             number = self._released.popleft()
             self._history.died(number)

@@ -336,10 +336,10 @@ class SupportsDeviceReport(Protocol):
         """
 
     def reset_peak(self) -> None:
-        """Make what is allocated now the peak."""
+        """Set the peak to the current allocation."""
 
     def reset_accumulated(self) -> None:
-        """Restart the sums of what was allocated and freed."""
+        """Restart the sums of allocated and freed bytes."""
 
     def free_unused(self) -> None:
         """Give memory that is kept for reuse back to the device."""
