@@ -5,7 +5,8 @@ Python's ``warnings`` when that function returns. Operators called from a progra
 a run is called through one here.
 
 ``warnings`` belongs to the whole process. In the client's process its filters decide first, on the thread of the
-executor; what they let pass is given at the client's next wait again, where they decide for the user's line.
+executor; what they let pass is given at the client's next wait again, where they decide for the user's line. A server's
+process has no user, and lets every warning pass.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from djinn.wire.messages import MAX_TEXT, MAX_WARNINGS, Warned
 
-__all__ = ("KernelWarnings",)
+__all__ = ("KernelWarnings", "pass_all")
 
 _T = TypeVar("_T")
 _call: Callable[..., Any] = torch._C._disabled_torch_function_impl
@@ -30,9 +31,9 @@ __warningregistry__: dict[Any, Any] = {}
 
 
 class _Collecting(threading.local):
-    """The warnings of the run on this thread; ``None`` if there is none."""
+    """How often each warning was given in the run on this thread; ``None`` if there is none."""
 
-    given: list[Warned] | None = None
+    given: dict[Warned, int] | None = None
 
 
 _here = _Collecting()
@@ -41,22 +42,21 @@ _here = _Collecting()
 class KernelWarnings:
     """The warnings of one session that its client has not been told of.
 
-    At most `MAX_WARNINGS` are kept between two answers, and each text only once.
+    At most `MAX_WARNINGS` are kept between two answers; each text is kept before another is repeated.
 
     Concurrency:
         One thread at a time.
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Warned, None] = {}
+        self._pending: dict[Warned, int] = {}
         _see_warnings()
 
     def of(self, run: Callable[[], _T]) -> _T:
         """Call a function, and keep the warnings that kernels give in it."""
         results, given = collected(run)
-        for warned in given:
-            if len(self._pending) < MAX_WARNINGS:
-                self._pending[warned] = None
+        for warned, count in given.items():
+            _count(self._pending, warned, count)
         return results
 
     @property
@@ -66,14 +66,25 @@ class KernelWarnings:
 
     def take(self) -> tuple[Warned, ...]:
         """Return the warnings since the last call."""
-        taken, self._pending = tuple(self._pending), {}
-        return taken
+        counts, self._pending = self._pending, {}
+        taken: list[Warned] = []
+        spare = MAX_WARNINGS - len(counts)
+        for warned, count in counts.items():
+            repeats = min(count - 1, spare)
+            spare -= repeats
+            taken += [warned] * (1 + repeats)
+        return tuple(taken)
 
 
-def collected(run: Callable[[], _T]) -> tuple[_T, list[Warned]]:
-    """Call a function; return its result and the warnings that kernels gave."""
+def pass_all() -> None:
+    """Keep every warning of kernels in this process: the filters of clients decide."""
+    warnings.filterwarnings("always", module=rf"{re.escape(__name__)}\Z")
+
+
+def collected(run: Callable[[], _T]) -> tuple[_T, dict[Warned, int]]:
+    """Call a function; return its result, and how often kernels gave each warning."""
     results: list[_T] = []
-    given: list[Warned] = []
+    given: dict[Warned, int] = {}
     __warningregistry__.clear()
     _here.given = given
     try:
@@ -82,10 +93,15 @@ def collected(run: Callable[[], _T]) -> tuple[_T, list[Warned]]:
         # A filter makes errors of warnings. The run is over by then, and the client's filters decide again.
         if not results:
             raise
-        given.append(_warned(error))
+        _count(given, _warned(error))
     finally:
         _here.given = None
     return results[0], given
+
+
+def _count(counts: dict[Warned, int], warned: Warned, more: int = 1) -> None:
+    if warned in counts or len(counts) < MAX_WARNINGS:
+        counts[warned] = counts.get(warned, 0) + more
 
 
 def _warned(warning: Warning) -> Warned:
@@ -102,6 +118,6 @@ def _see_warnings() -> None:
         if _here.given is None or filename != __file__:
             shows(message, category, filename, lineno, *rest)
         else:
-            _here.given.append(_warned(message if isinstance(message, Warning) else category(message)))
+            _count(_here.given, _warned(message if isinstance(message, Warning) else category(message)))
 
     warnings.showwarning = show  # type: ignore[assignment]  # passes the rest on

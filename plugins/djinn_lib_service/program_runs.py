@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -199,7 +199,7 @@ class ProgramRuns:
         if known.checked is not None and known.checked.refused(inputs, numbers):
             return None
         failures, outputs = list[BaseException](), list[Any]()
-        given: Sequence[Warned] = ()
+        given: Mapping[Warned, int] = {}
         state = self._random.get() if draws else None
 
         def report(_: int, error: BaseException) -> Poisoned:

@@ -18,6 +18,7 @@ from functools import partial
 
 import attrs
 from djinn_lib_server.limits import Limits
+from djinn_lib_service.kernel_warnings import pass_all
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAdoption
@@ -159,6 +160,7 @@ def main() -> None:
     write_to(sys.stderr, setup.options.operator.log_format, role="worker",
              **({"tenant": setup.tenant} if setup.tenant else {}))
     this_machine()  # cached here: its file cannot be read inside the sandbox
+    pass_all()
     fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 from djinn_lib_service.kernel_warnings import KernelWarnings
 
 import djinn
-from djinn.wire.messages import MAX_WARNINGS
+from djinn.wire.messages import MAX_WARNINGS, Warned
 
 REMOTE = "remote_accelerator:0"
 CALLS: dict[str, Callable[[str], Any]] = {
@@ -60,6 +60,15 @@ def test_a_mask_of_bytes_warns_at_its_line() -> None:
         assert target.tolist() == [1, 0, 1]
 
 
+def test_one_that_a_kernel_gives_twice_comes_twice() -> None:
+    def choose(device: str) -> torch.Tensor:
+        first, second = (torch.tensor(mask, dtype=torch.uint8, device=device) for mask in ([1, 0, 1, 1, 0], [1, 1, 1]))
+        return torch.ones(5, 7, 3, device=device)[first, :, second]
+
+    assert given(lambda: choose(REMOTE)) == given(lambda: choose("cpu")) != []
+    assert len(given(lambda: choose(REMOTE))) == 2
+
+
 def test_one_that_is_made_an_error_is_raised_at_the_wait_and_harms_nothing() -> None:
     ones = torch.ones(1, device=REMOTE)
     with warnings.catch_warnings():
@@ -86,18 +95,23 @@ def test_one_of_a_server_names_the_users_line() -> None:
 
 
 @pytest.mark.parametrize("where", ["in_process"], indirect=True)
-def test_their_number_is_bounded_and_each_text_comes_once() -> None:
+def test_their_number_is_bounded_and_each_text_comes_before_another_is_repeated() -> None:
     found = KernelWarnings()
 
-    def resize() -> None:
-        for size in [*range(4, 4 + 2 * MAX_WARNINGS)] * 2:
-            found.of(lambda size=size: torch.ops.aten.add.out(torch.ones(3), torch.ones(3), out=torch.ones(size)))
+    def resize(sizes: Iterable[int]) -> tuple[Warned, ...]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            for size in sizes:
+                found.of(lambda size=size: torch.ops.aten.add.out(torch.ones(3), torch.ones(3), out=torch.ones(size)))
+        return found.take()
 
-    with warnings.catch_warnings():
-        # Within the block, Python shows what it does not raise to the block.
-        warnings.simplefilter("error")
-        resize()
-    taken = found.take()
-    assert len(taken) == len(set(taken)) == MAX_WARNINGS
-    assert {warned.category for warned in taken} == {"UserWarning"}
+    many = resize([*range(4, 4 + 2 * MAX_WARNINGS)] * 2)
+    assert len(many) == len(set(many)) == MAX_WARNINGS
+    assert {warned.category for warned in many} == {"UserWarning"}
     assert not found.take()
+    repeated = resize([4] * 2 * MAX_WARNINGS + [5])
+    assert len(repeated) == MAX_WARNINGS
+    assert repeated.count(repeated[-1]) == 1
+    few = resize([4, 5, 4])
+    assert len(few) == 3
+    assert len(set(few)) == 2
