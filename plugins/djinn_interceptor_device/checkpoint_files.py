@@ -80,7 +80,4 @@ def _stored(files: Any, device_map: Any) -> dict[str, torch.Tensor] | None:
         return None
     from djinn_lib_models import models
 
-    found = [models.stored_file(file, device=device) for file in files]
-    if any(tensors is None for tensors in found):
-        return None
-    return {name: tensor for tensors in found if tensors is not None for name, tensor in tensors.items()}
+    return models.stored_files(files, device=device)

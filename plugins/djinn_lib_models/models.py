@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from djinn.wire.tensors import dtype_named
 if TYPE_CHECKING:
     import builtins
 
-__all__ = ("list", "load", "load_file", "made", "stored_file", "tensors_of")
+__all__ = ("list", "load", "load_file", "made", "stored_files", "tensors_of")
 
 _CHUNK_BYTES = 2**23
 _BLOB = re.compile(r"[0-9a-f]{64}")
@@ -75,7 +76,7 @@ def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
         OSError: The file cannot be read.
         ImportError: The file has to be sent, and the package safetensors is not installed.
     """
-    found = stored_file(path, device=device)
+    found = stored_files([path], device=device)
     if found is None:
         like = _like(device)
         read = import_module("safetensors.torch").load_file(path)
@@ -83,22 +84,24 @@ def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
     return _converted(found, dtype)
 
 
-def stored_file(path: str | os.PathLike[str], *, device: Any = None) -> dict[str, torch.Tensor] | None:
-    """As `load_file`, but ``None`` if the server does not have the file.
+def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None) -> dict[str, torch.Tensor] | None:
+    """As `load_file` for files together, but ``None`` if the server lacks one of them; it lists its models once.
 
     Raises:
-        OSError: The file cannot be read.
+        OSError: A file cannot be read.
     """
-    file = Path(path).resolve(strict=True)
-    size_bytes = file.stat().st_size
-    answer = _answer(device, "")
-    if not any(stored.size_bytes == size_bytes for model in answer.models for stored in model.files):
+    files = [Path(path).resolve(strict=True) for path in paths]
+    sizes = {stored.size_bytes for model in _answer(device, "").models for stored in model.files}
+    if not sizes.issuperset(file.stat().st_size for file in files):
         return None
-    answer = _answer(device, f"\n{_digest_of(file)}")
-    if answer.problem or not answer.models:
-        return None
-    like = _like(device)
-    return {tensor.name: made(like, tensor) for tensor in answer.tensors}
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        answer = _answer(device, f"\n{_digest_of(file)}")
+        if answer.problem or not answer.models:
+            return None
+        like = _like(device)
+        found.update((tensor.name, made(like, tensor)) for tensor in answer.tensors)
+    return found
 
 
 def _digest_of(file: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from djinn_lib_torch.growing import GrowingValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
-from support.recording.program_runs import Session, same, session, weights
+from support.recording.program_runs import Session, same, same_in_each_run, session, weights
 
 RUNS_UNTIL_PLAYED = RUNS_BEFORE_RECORDING + 1
 
@@ -34,20 +33,7 @@ def test_runs_are_what_they_are_without_recording(
     """Some inputs are new in every run, some now and then, some always the same, and written."""
     parts = pieces(recording, [cut for cut in cuts if cut < len(recording.calls)], range(0, recording.results, every))
     plain, recorded = Session(CpuExecutor(), parts), Session(RecordingExecutor(), parts)
-    before: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for number in range(10):
-        for index, tensor in enumerate(recording.inputs):
-            if number == 0 or index in replaced or number in at:
-                plain.give(index, tensor)
-                recorded.give(index, tensor)
-        wanted, got = plain.run(), recorded.run()
-        same(got, wanted, f"run {number} of {recording}")
-        same(recorded.values, plain.values, f"inputs after run {number} of {recording}")
-        assert recorded.reports == plain.reports
-        before.append((got, wanted))
-        # Results of earlier runs that alias inputs change with them, all others stay.
-        for earlier, (theirs, ours) in enumerate(before):
-            same(theirs, ours, f"results of run {earlier} after run {number} of {recording}")
+    same_in_each_run(plain, recorded, recording, 10, replaced, at)
 
 
 def test_a_program_that_repeats_is_played() -> None:

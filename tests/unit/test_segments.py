@@ -19,7 +19,7 @@ from djinn_lib_torch.calls import bind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
-from support.recording.program_runs import Session, same, session, weights
+from support.recording.program_runs import Session, same, same_in_each_run, session, weights
 
 RUNS = 12
 _READ = call("aten::equal", Ref(-1), Ref(-1))
@@ -54,18 +54,7 @@ def test_runs_are_what_they_are_without_segments(
     """Some inputs are new in every run, some now and then, some always the same, and written."""
     parts = pieces(recording, [at for at in cuts if at < len(recording.calls)], range(0, recording.results, every))
     plain, recorded = Session(CpuExecutor(), parts), Session(RecordingExecutor(whole=False), parts)
-    before: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    for number in range(RUNS):
-        for index, tensor in enumerate(recording.inputs):
-            if number == 0 or index in replaced or number in at:
-                give(index, tensor, plain, recorded)
-        wanted, got = plain.run(), recorded.run()
-        same(got, wanted, f"run {number} of {recording}")
-        same(recorded.values, plain.values, f"inputs after run {number} of {recording}")
-        assert recorded.reports == plain.reports
-        before.append((got, wanted))
-        for earlier, (theirs, ours) in enumerate(before):
-            same(theirs, ours, f"results of run {earlier} after run {number} of {recording}")
+    same_in_each_run(plain, recorded, recording, RUNS, replaced, at)
 
 
 _DECODING = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import attrs
@@ -64,6 +65,26 @@ def same(got: dict[int, Any], wanted: dict[int, Any], where: str) -> None:
             expect_same_tensor(got[index].cpu(), should.cpu(), f"r{index}", where)
         else:
             assert repr(got[index]) == repr(should), where
+
+
+def same_in_each_run(
+    plain: Session, recorded: Session, recording: Recording, runs: int, replaced: AbstractSet[int], at: AbstractSet[int]
+) -> None:
+    """Compare all runs of two sessions; some inputs are new in every run, some in those of ``at``, some never."""
+    before: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for number in range(runs):
+        for index, tensor in enumerate(recording.inputs):
+            if number == 0 or index in replaced or number in at:
+                plain.give(index, tensor)
+                recorded.give(index, tensor)
+        wanted, got = plain.run(), recorded.run()
+        same(got, wanted, f"run {number} of {recording}")
+        same(recorded.values, plain.values, f"inputs after run {number} of {recording}")
+        assert recorded.reports == plain.reports
+        before.append((got, wanted))
+        # Results of earlier runs that alias inputs change with them, all others stay.
+        for earlier, (theirs, ours) in enumerate(before):
+            same(theirs, ours, f"results of run {earlier} after run {number} of {recording}")
 
 
 def weights() -> tuple[torch.Tensor, ...]:
