@@ -99,8 +99,7 @@ class Tape:
             released: Values that died recently; emptied into ``dead``.
             dead: Values that are no longer referenced but not freed yet.
         """
-        while released:
-            dead.add(released.popleft())
+        dead.update([released.popleft() for _ in range(len(released))])
         nodes = self.cut() if wanted is None else self.cut_slice(wanted)
         busy = {slot.number for node in self.nodes for slot in (*node.inputs, *node.outputs)}
         return nodes, dead - busy
@@ -146,7 +145,9 @@ def without_dead(nodes: Sequence[Node], released: set[int]) -> list[Node]:
     used: set[Slot] = set()
     alive: list[Node] = []
     for node in reversed(nodes):
-        if node.signature.has_effect or any(s.number not in released or s in used for s in node.outputs):
+        first = node.outputs[0] if node.outputs else None  # Mostly the only one.
+        if (first is None or first.number not in released or first in used or node.signature.has_effect
+                or any(s.number not in released or s in used for s in node.outputs[1:])):
             used.update(node.inputs)
             alive.append(node)
     alive.reverse()

@@ -242,9 +242,10 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
         elif isinstance(item, (list, tuple)):
             first = type(item[0]) if item else None
             if (first is int or first is float) and len({*map(type, item)}) == 1:
-                key.append(tuple(item))
+                plain = tuple(item)  # The garbage collector stops tracking tuples of numbers.
+                key.append(plain)
                 key.append(first)
-                numbers.append(list(item))
+                numbers.append(plain)
             else:
                 key.append(len(item))
                 key.append(list)

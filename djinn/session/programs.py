@@ -42,14 +42,15 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> ProgramLayout:
     keep: list[int] = []
     outputs: list[int] = []
     produced = 0
+    known, add = operands.get, key.append
     for node in nodes:
-        key.append(node.signature.template_number)
+        add(node.signature.template_number)
         for slot in node.inputs:
-            operand = operands.get(slot)
+            operand = known(slot)
             if operand is None:
                 inputs.append(slot.number)
                 operand = operands[slot] = -len(inputs)
-            key.append(operand)
+            add(operand)
         numbers += node.numbers
         for slot in node.outputs:
             operands[slot] = produced
@@ -57,7 +58,7 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> ProgramLayout:
                 keep.append(produced)
                 outputs.append(slot.number)
             produced += 1
-        key.append(produced)
+        add(produced)
     key += keep
     return ProgramLayout(tuple(key), tuple(inputs), to_wire(numbers), tuple(keep), tuple(outputs))
 

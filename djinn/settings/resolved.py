@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -143,6 +142,8 @@ def selection_of(overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Pl
 
 def _file(path: Path) -> Source:
     """Read a file with values by the names of options: ``recovery-budget-s = 5``."""
+    import tomllib
+
     try:
         with path.open("rb") as file:
             others_can_read = os.name == "posix" and bool(os.fstat(file.fileno()).st_mode & 0o077)

@@ -233,9 +233,9 @@ class TrainedPlan:
     saved_results: tuple[int, ...]
 
     @property
-    def length(self) -> int:
-        """How many operations its forward pass has."""
-        return self.forward.length
+    def weight(self) -> int:
+        """How many operations take as much memory as its forward pass."""
+        return self.forward.weight
 
     @property
     def written(self) -> tuple[int, ...]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("djinn.dynamo")
 
 MAX_OPERATIONS = 100_000
-"""Operations in the plans that a compiled graph keeps; the least recently used are dropped first."""
+"""Operations in the plans that a compiled graph keeps; the least recently used are dropped first. Plans of one program
+for several sizes share most of their memory, and count less."""
 _RANDOM_STATE = ("torch.random", "torch.remote_accelerator")
 """Modules whose functions act on random generators, which a program cannot repeat."""
 
@@ -70,7 +71,7 @@ class RemoteGraph:
         self._can_be_trained = not any(
             node.target is checkpointed or isinstance(node.target, torch._ops.HigherOrderOperator) for node in nodes)
         self._plans: OrderedDict[tuple[Any, ...], _Plan] = OrderedDict()
-        self._operations = 0
+        self._weights = 0
         self._session: weakref.ref[Session] | None = None
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
@@ -94,7 +95,7 @@ class RemoteGraph:
         with session.lock:
             if self._session is None or self._session() is not session:
                 self._plans.clear()
-                self._operations, self._session = 0, weakref.ref(session)
+                self._weights, self._session = 0, weakref.ref(session)
             plan = self._plans.get(key, _UNKNOWN)
             if isinstance(plan, _Unplanned):
                 results, plan = self._record(session, plan, arguments, operands, is_trained=bool(trained))
@@ -136,15 +137,15 @@ class RemoteGraph:
         )
 
     def _remember(self, key: tuple[Any, ...], plan: _Plan) -> None:
-        self._operations += _length(plan) - (_length(self._plans[key]) if key in self._plans else 0)
+        self._weights += _weight(plan) - (_weight(self._plans[key]) if key in self._plans else 0)
         self._plans[key] = plan
-        while self._operations > MAX_OPERATIONS and len(self._plans) > 1:
+        while self._weights > MAX_OPERATIONS and len(self._plans) > 1:
             _, dropped = self._plans.popitem(last=False)
-            self._operations -= _length(dropped)
+            self._weights -= _weight(dropped)
 
 
-def _length(plan: _Plan) -> int:
-    return plan.length if isinstance(plan, (RemotePlan, TrainedPlan)) else 1
+def _weight(plan: _Plan) -> int:
+    return plan.weight if isinstance(plan, (RemotePlan, TrainedPlan)) else 1
 
 
 def _trained(operands: Sequence[torch.Tensor]) -> tuple[bool, ...]:

@@ -104,9 +104,9 @@ class RemotePlan:
         object.__setattr__(self, "kept", tuple(found.values()))
 
     @property
-    def length(self) -> int:
-        """How many operations it submits."""
-        return self.segment.length
+    def weight(self) -> int:
+        """How many operations take as much memory."""
+        return self.segment.weight
 
     def run(self, session: Session, operands: Sequence[LazyTensor]) -> list[Any]:
         """Submit the program for other operands, and return the results."""

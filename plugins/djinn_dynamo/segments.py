@@ -24,6 +24,11 @@ _numbers = itertools.count(1)
 _short_keys: weakref.WeakKeyDictionary[Session, dict[tuple[int, ...], tuple[int, ...]]] = weakref.WeakKeyDictionary()
 """Short names of programs for sessions, in place of the layout's key, which is as long as the program. Layouts have no
 negative keys."""
+_firsts: weakref.WeakKeyDictionary[Session, weakref.WeakValueDictionary[tuple[int, ...], Segment]] = (
+    weakref.WeakKeyDictionary())
+"""The first segment of each program. A loop in which a length grows has one for each length, of one program."""
+SHARING = 4
+"""A segment that has the slots of another one takes that part of its memory, or less."""
 _DEPENDENT = (OperationClass.DATA_DEPENDENT, OperationClass.TRIGGER)
 
 
@@ -43,11 +48,19 @@ class Segment:
     _layout: ProgramLayout
     _inputs: list[Slot]
     _outputs: list[Slot]
+    _shares: bool = False
 
     @property
-    def length(self) -> int:
-        """How many operations it has."""
-        return len(self._nodes)
+    def weight(self) -> int:
+        """How many operations take as much memory."""
+        return 1 + len(self._nodes) // SHARING if self._shares else len(self._nodes)
+
+    def like(self, other: Segment) -> Segment:
+        """Return the same piece with the slots of another one of the same program; they are filled in for each run."""
+        pairs = zip(self._nodes, other._nodes, strict=True)
+        own = [Node(mine.signature, theirs.inputs, theirs.outputs, mine.numbers, mine.origin) for mine, theirs in pairs]
+        return attrs.evolve(self, nodes=own, released=other._released, inputs=other._inputs, outputs=other._outputs,
+                            shares=True)
 
     def run(self, session: Session, handles: Sequence[int]) -> list[int]:
         """Submit the piece. The caller holds the session's lock.
@@ -89,8 +102,10 @@ def make_piece(session: Session, nodes: Sequence[Node], wanted: Iterable[Slot]) 
     layout = lay_out(own, released)
     gives = [slot for node in nodes for slot in node.outputs if slot in kept]
     short = _short_keys.setdefault(session, {}).setdefault(layout.key, (-next(_numbers),))
-    return Segment(reads, gives, own, released, attrs.evolve(layout, key=short), [copies[slot] for slot in reads],
+    made = Segment(reads, gives, own, released, attrs.evolve(layout, key=short), [copies[slot] for slot in reads],
                    [copies[slot] for slot in gives])
+    first = _firsts.setdefault(session, weakref.WeakValueDictionary()).setdefault(short, made)
+    return made if first is made else made.like(first)
 
 
 def can_be_repeated(session: Session, nodes: Sequence[Node]) -> bool:

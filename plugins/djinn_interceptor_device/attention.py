@@ -19,7 +19,6 @@ from djinn.ir.spec import TensorSpec
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
-from djinn_interceptor_device.remote_attention import attend_remotely
 
 _choices: dict[tuple[Any, ...], bool] = {}
 MAX_CHOICES = 4096
@@ -52,7 +51,7 @@ def attend(
         return decompose()
     device = device_of(runtime.current().backend.welcome)
     if device.attention:
-        return attend_remotely(decompose, tensors, (float(dropout_p), is_causal, scale, enable_gqa))
+        return _attend_remotely()(decompose, tensors, (float(dropout_p), is_causal, scale, enable_gqa))
     if (
         device.kind != "cpu"
         or (attn_mask is not None and attn_mask.requires_grad)
@@ -71,6 +70,13 @@ def attend(
     attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return attended if batched else attended.squeeze(0)
+
+
+@functools.cache
+def _attend_remotely() -> Callable[..., Any]:
+    from djinn_interceptor_device.remote_attention import attend_remotely
+
+    return attend_remotely
 
 
 def allowed_kernels() -> tuple[bool, bool]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
+from djinn_lib_sparse import kernels
 from djinn_lib_trace.intercepts import INTERCEPTS
 
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import attention, layouts, pinning
+from djinn_interceptor_device import attention, pinning
 from djinn_interceptor_device import in_place_move as adoption
-from djinn_interceptor_device.handlers import WHOLE
 
 _libraries: list[torch.library.Library] = []
 """Registrations are valid for the lifetime of these objects."""
@@ -30,7 +31,8 @@ DIRECT = (
 )
 """Factories that PyTorch would build from an empty tensor and an ``out=`` variant; these have their own kernels."""
 
-
+WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
+"""Composites with dedicated CPU kernels; PyTorch would decompose them on this device only."""
 _FLOATING = frozenset(
     "bartlett_window blackman_window empty empty_permuted empty_strided eye fft_fftfreq fft_rfftfreq hamming_window "
     "hann_window kaiser_window linspace logspace normal ones rand randn scalar_tensor zeros "
@@ -52,30 +54,31 @@ def register() -> None:
         # PyTorch warns if a composite gets its own kernel, which is intended here.
         warnings.simplefilter("ignore")
         for name in (*DIRECT, *WHOLE):
-            operator = _operator(name)
-            aten.impl(name, _kernel(operator), "PrivateUse1")
+            aten.impl(name, _kernel(name), "PrivateUse1")
         aten.impl("_to_copy", _to_copy, "PrivateUse1")
         aten.impl("lift_fresh", _lift_fresh, "PrivateUse1")
-        aten.impl("_local_scalar_dense", _kernel(_operator("_local_scalar_dense")), "PrivateUse1")
+        aten.impl("_local_scalar_dense", _kernel("_local_scalar_dense"), "PrivateUse1")
         aten.impl("scaled_dot_product_attention", attention.kernel, "AutogradPrivateUse1")
         pinning.register(aten)
-        adoption.register(aten, _kernel)
-    _libraries.extend((catch_all, aten, *layouts.register()))
+        adoption.register(aten, _kernel, _operator)
+    _libraries.extend((catch_all, aten, *kernels.register()))
 
 
+@cache
 def _operator(name: str) -> Any:
+    """Return an operator. Making its object takes time, so it is made when it is first called."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _kernel(operator: Any) -> Any:
-    name = operator.overloadpacket.__name__
+def _kernel(name: str) -> Any:
+    plain = name.partition(".")[0]
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dtype") is None and (name in _FLOATING or name in _BY_VALUE):
-            _complete(name, args, kwargs)
+        if kwargs.get("dtype") is None and (plain in _FLOATING or plain in _BY_VALUE):
+            _complete(plain, args, kwargs)
         INTERCEPTS["factories"] += 1
-        return runtime.current().dispatch(operator, args, kwargs)
+        return runtime.current().dispatch(_operator(name), args, kwargs)
 
     return kernel
 

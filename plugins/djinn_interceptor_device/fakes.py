@@ -16,17 +16,22 @@ _PYTORCHS_OWN = (torch._C.DispatchKey.CompositeExplicitAutograd,
 """Where PyTorch registers kernels that only use metadata."""
 
 
-def leave_fakes(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+def leave_fakes(find: Callable[[], Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Make a kernel of the device leave tensors without data to PyTorch's own kernel.
 
     Inside, a fake tensor is a meta tensor with this device's dispatch key.
+
+    Args:
+        find: Returns the operator; called when it is needed.
+        kernel: The device's kernel.
     """
-    own = next(key for key in _PYTORCHS_OWN
-               if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key.name))
 
     def dispatch(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, LazyTensor) or not tensor.is_meta:
             return kernel(tensor, *args, **kwargs)
+        operator = find()
+        own = next(key for key in _PYTORCHS_OWN
+                   if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key.name))
         made = operator._op_dk(own, tensor, *args, **kwargs)
         if operator is torch.ops.aten.detach.default:
             # `FakeTensor` detaches what it wraps, and takes over the result's Python object, which a kernel in Python

@@ -14,6 +14,7 @@ from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import histograms, zeros
+from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.saving import set_storage
 from djinn_interceptor_device.sequences import pack_padded
@@ -33,9 +34,6 @@ that declare it.
 
 A later write to the argument has to wait for operations that read the result; `torch.kron` relies on that.
 """
-WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
-"""Composites with dedicated CPU kernels; PyTorch would decompose them on this device only."""
-
 
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 """Dtypes of numbers that operators take in place of tensors."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,14 +34,14 @@ _arrivals: set[int] = set()
 """Lazy tensors whose data is being assigned an ordinary tensor."""
 
 
-def register(library: torch.library.Library, kernel: Callable[[Any], Callable[..., Any]]) -> None:
-    """Register the kernels; ``kernel`` creates the kernel of an operator that is simply recorded."""
+def register(
+    library: torch.library.Library, kernel: Callable[[str], Callable[..., Any]], operator: Callable[[str], Any]
+) -> None:
+    """Register the kernels; ``kernel`` makes that of an operator that is simply recorded, ``operator`` finds it."""
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("_has_compatible_shallow_copy_type", become, key)
     for name in _ASKED:
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        library.impl(name, fakes.leave_fakes(operator, kernel(operator)), "PrivateUse1")
+        library.impl(name, fakes.leave_fakes(partial(operator, name), kernel(name)), "PrivateUse1")
 
 
 def can_be_swapped(tensor: torch.Tensor) -> bool:

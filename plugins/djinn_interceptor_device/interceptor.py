@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_interrupts.interrupts import use_interrupt_handler
 from djinn_lib_service.device_report import device_of
-from djinn_lib_sparse import recording as sparse
 from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -24,18 +23,14 @@ from djinn_interceptor_device import (
     fakes,
     functions,
     gradients,
-    handlers,
-    list_writes,
     methods,
     optimizers,
-    prims,
     process_switches,
     profiling,
     saving,
     storage_references,
 )
 from djinn_interceptor_device import fast_path as shortcuts
-from djinn_interceptor_device import matmul_decomposition as folding
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 from djinn_interceptor_device.interrupts import interrupts
 
@@ -105,6 +100,13 @@ class DeviceInterceptor:
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:
         """Return handlers of operators that copy between devices, query storages or write into lists."""
+        # They are many, and a process that only imports djinn needs none.
+        from djinn_lib_sparse import recording as sparse
+
+        from djinn_interceptor_device import handlers, layouts, list_writes, prims
+        from djinn_interceptor_device import matmul_decomposition as folding
+
+        layouts.refuse()
         optimizers.follow(device_of(session.backend.welcome).kind)
         shortcuts.follow(session)
         process_switches.follow(session)

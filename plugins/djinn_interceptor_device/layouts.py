@@ -6,7 +6,6 @@ import functools
 from typing import Any, NoReturn
 
 import torch
-from djinn_lib_sparse import recording
 
 from djinn.errors import UnsupportedTensorError
 
@@ -15,9 +14,10 @@ _ACCESSORS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "val
 _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1")
 
 
-def register() -> list[torch.library.Library]:
-    """Register the operators that refuse; they are registered for the lifetime of the returned libraries."""
-    libraries = recording.register()
+@functools.cache
+def refuse() -> list[torch.library.Library]:
+    """Register what refuses, which takes milliseconds; it is registered for the lifetime of the returned libraries."""
+    libraries = []
     for key in _KEYS:
         library = torch.library.Library("_", "IMPL")
         library.fallback(_refuse, key)

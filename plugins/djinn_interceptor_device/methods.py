@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from types import NoneType
 from typing import Any
 
 import torch
 
+from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
-from djinn_interceptor_device import fast_path
+from djinn_interceptor_device import fast_path, functions
 
 _OPERATORS = {"__add__": "add", "__sub__": "sub", "__mul__": "mul", "__truediv__": "div", "__matmul__": "matmul",
               **{name: name for name in ("add", "sub", "mul", "div", "matmul", "mm")}}
@@ -33,6 +35,7 @@ _PLAIN = frozenset((int, bool, str, NoneType, tuple, list, torch.Size, torch.dty
 _modes = torch._C._len_torch_function_stack
 _types = (LazyTensor,)
 _handle = LazyTensor.__torch_function__
+_call_plainly = torch._C._disabled_torch_function_impl
 
 
 def install() -> None:
@@ -61,6 +64,9 @@ def _operator(plain: Callable[..., Any], reported: Callable[..., Any]) -> Callab
 
 
 def _view(plain: Callable[..., Any]) -> Callable[..., Any]:
+    # Without a handler, there is nothing between this method and PyTorch's.
+    has_handler = plain in functions.FUNCTIONS
+
     @functools.wraps(plain)
     def method(self: LazyTensor, *args: Any, **kwargs: Any) -> Any:
         if (
@@ -70,6 +76,15 @@ def _view(plain: Callable[..., Any]) -> Callable[..., Any]:
             or _modes()
         ):
             return plain(self, *args, **kwargs)
-        return _handle(plain, _types, (self, *args), kwargs)
+        if has_handler:
+            return _handle(plain, _types, (self, *args), kwargs)
+        try:
+            return _call_plainly(plain, _types, (self, *args), kwargs)
+        except Exception:  # noqa: BLE001  # raised again, as the error that it is to be
+            # These methods only read, so a second call does no harm.
+            return _handle(plain, _types, (self, *args), kwargs)
+        except BaseException:
+            pending_errors.pop(get_ident(), None)
+            raise
 
     return method

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import attrs
+import msgspec
 import torch
 from djinn_lib_torch.calls import BoundCall, bind, results_of
 from djinn_lib_torch.interpreter import fill
 
-from djinn.ir.program import Program, Template
+from djinn.ir.program import Program
 from djinn.ir.spec import TensorSpec
-from djinn.ir.tape import Node
+from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
 
@@ -34,8 +35,7 @@ class Unknown(Exception):  # noqa: N818  # no error: the executor is asked
     """The client cannot compute a value."""
 
 
-@attrs.define(eq=False)
-class _Call:
+class _Call(msgspec.Struct, eq=False, gc=False):
     """An operation on known values that has not been computed, or the results.
 
     Attributes:
@@ -46,13 +46,12 @@ class _Call:
     """
 
     node: Node | None
-    operands: tuple[_Value, ...]
+    operands: Sequence[_Value]
     pending: int
     results: Sequence[Any] = ()
 
 
-@attrs.frozen(eq=False)
-class _Value:
+class _Value(msgspec.Struct, eq=False, gc=False):
     """One result of an operation.
 
     Attributes:
@@ -83,7 +82,7 @@ class KnownValues:
         self._limit_bytes = limit_bytes
         self._values: OrderedDict[int, _Value] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
-        self._calls: dict[Template, BoundCall] = {}
+        self._calls: dict[Signature, BoundCall] = {}
 
     def __len__(self) -> int:
         return len(self._values)
@@ -99,16 +98,21 @@ class KnownValues:
 
     def compute(self, node: Node) -> None:
         """Note an operation; its results are known if all its operands are."""
-        operands = tuple([value for slot in node.inputs if (value := self._values.get(slot.number)) is not None])
-        if len(operands) < len(node.inputs):
-            return
+        operands, pending = [], 1
+        for slot in node.inputs:
+            value = self._values.get(slot.number)
+            if value is None:
+                return
+            operands.append(value)
+            pending += value.call.pending
         # The slots of a node that is repeated change; the values do not.
-        call = _Call(node, operands, 1 + sum(operand.call.pending for operand in operands))
-        if call.pending > MAX_PENDING:
+        call = _Call(node, operands, pending)
+        if pending > MAX_PENDING:
             if any(spec is not None and spec.size_bytes > self._limit_bytes for spec in node.signature.results):
                 return
             try:
-                self._finish(call)
+                with _below_djinn():
+                    self._finish(call)
             except Unknown:
                 return
         for position, slot in enumerate(node.outputs):
@@ -120,7 +124,8 @@ class KnownValues:
         if not all(found):
             return None
         try:
-            return [_own(self._result(value)) for value in found if value is not None]
+            with _below_djinn():
+                return [_own(self._result(value)) for value in found if value is not None]
         except Unknown:
             return None
 
@@ -138,8 +143,10 @@ class KnownValues:
 
     def release(self, numbers: Iterable[int]) -> None:
         """Drop values that the program no longer refers to."""
+        values = self._values
         for number in numbers:
-            self._remove(number)
+            if number in values:
+                self._remove(number)
 
     def clear(self) -> None:
         """Drop everything."""
@@ -153,9 +160,7 @@ class KnownValues:
             self._remove(next(iter(self._values)))
 
     def _remove(self, number: int) -> None:
-        value = self._values.pop(number, None)
-        if value is None:
-            return
+        value = self._values.pop(number)
         others = self._storages[value.storage]
         others.discard(number)
         if not others:
@@ -176,26 +181,33 @@ class KnownValues:
         assert node is not None
         operands = [self._result(operand) for operand in call.operands]
         try:
-            with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
-                  torch.inference_mode(mode=False), torch.no_grad()):
-                bound = self._bound(node.signature.template)
-                arguments, keywords = fill(bound, operands, node.numbers)
-                results = results_of(bound, bound.function(*arguments, **keywords))
+            bound = self._bound(node.signature)
+            arguments, keywords = fill(bound, operands, node.numbers)
+            results = results_of(bound, bound.function(*arguments, **keywords))
         except Exception as error:  # the executor raises what is wrong, if something is
             raise Unknown from error
         if not all(map(_fits, results, node.signature.results)):
             raise Unknown
         call.node, call.operands, call.pending, call.results = None, (), 0, results
 
-    def _bound(self, template: Template) -> BoundCall:
-        if template.default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()]):
+    def _bound(self, signature: Signature) -> BoundCall:
+        template = signature.template
+        if template.default_dtype and template.default_dtype != DTYPE_NAMES[torch.get_default_dtype()]:
             raise Unknown
-        bound = self._calls.get(template)
+        bound = self._calls.get(signature)
         if bound is None:
             if len(self._calls) >= MAX_CALLS:
                 self._calls.clear()
-            bound = self._calls[template] = bind(Program((template,), (), 0, ()), _CPU)[0]
+            bound = self._calls[signature] = bind(Program((template,), (), 0, ()), _CPU)[0]
         return bound
+
+
+@contextlib.contextmanager
+def _below_djinn() -> Iterator[None]:
+    """Compute as an executor would, whatever the program has set."""
+    with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
+          torch.inference_mode(mode=False), torch.no_grad()):
+        yield
 
 
 def _fits(result: Any, spec: TensorSpec | None) -> bool:
@@ -209,7 +221,5 @@ def _own(result: Any) -> Any:
     """Return what an executor would send."""
     if not isinstance(result, torch.Tensor):
         return result
-    with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
-          torch.inference_mode(mode=False), torch.no_grad()):
-        dense = to_dense_cpu(result)
-        return dense.clone() if dense.data_ptr() == result.data_ptr() else dense
+    dense = to_dense_cpu(result)
+    return dense.clone() if dense.data_ptr() == result.data_ptr() else dense

@@ -64,7 +64,8 @@ def _argument(form: Argument, operands: Iterator[int], numbers: Iterator[Any]) -
     if isinstance(form, TensorArgument):
         return Operand(next(operands))
     if isinstance(form, NumberArgument):
-        return next(numbers)
+        number = next(numbers)
+        return list(number) if isinstance(number, tuple) else number
     if isinstance(form, ListArgument):
         return [_argument(item, operands, numbers) for item in form.items]
     return form.value if isinstance(form, ConstantArgument) else form.name

@@ -8,15 +8,17 @@ depends on them.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import MAX_FACTS_BYTES, Size, Welcome
-from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
 from djinn_lib_service.memory_usage import MemoryUsage
+
+if TYPE_CHECKING:
+    from djinn_lib_service.kinds.executor import Executor
 
 __all__ = (
     "FIRST_REPORT",
@@ -84,6 +86,8 @@ class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
 
 def properties_of(executor: Executor) -> DeviceProperties:
     """Ask an executor for the properties of its device."""
+    from djinn_lib_service.kinds.executor import SupportsDeviceReport
+
     if isinstance(executor, SupportsDeviceReport):
         return DeviceProperties(**executor.properties())
     return DeviceProperties(executor.device.partition(":")[0], executor.device)

@@ -7,8 +7,6 @@ import re
 import torch
 
 from djinn.errors import UnknownOperatorError
-from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
-from djinn_lib_service.stored_models import STORED_TENSOR
 
 __all__ = ("is_as_declared", "operator_named")
 
@@ -42,4 +40,9 @@ def is_as_declared(operator: torch._ops.OpOverload) -> bool:
 
     Operators that neither PyTorch nor djinn defines may do anything.
     """
-    return operator.namespace == "aten" or operator.name() in ATTENTION_OPERATORS or operator.name() == STORED_TENSOR
+    if operator.namespace == "aten":
+        return True
+    from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
+    from djinn_lib_service.stored_models import STORED_TENSOR
+
+    return operator.name() in ATTENTION_OPERATORS or operator.name() == STORED_TENSOR

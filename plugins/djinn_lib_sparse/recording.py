@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -275,18 +274,3 @@ def handlers() -> dict[Any, Callable[..., Any]]:
             # Those of a dense tensor.
             aten.sparse_dim.default: lambda session, operator, args, kwargs: 0,
             aten.dense_dim.default: lambda session, operator, args, kwargs: args[0].dim()}
-
-
-def register() -> list[torch.library.Library]:
-    """Register the kernels for sparse tensors; they are registered for the lifetime of the returned libraries."""
-    LazySparse._run = staticmethod(run)
-    library = torch.library.Library("aten", "IMPL")
-    for name, operator in (("empty.memory_format", aten.empty.memory_format), ("zeros", aten.zeros.default),
-                           ("_to_copy", aten._to_copy.default)):
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            library.impl(name, partial(_entered, operator), key)
-    return [library]
-
-
-def _entered(operator: Any, *args: Any, **kwargs: Any) -> Any:
-    return run(operator, args, kwargs)

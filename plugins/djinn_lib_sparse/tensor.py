@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -30,7 +30,6 @@ class LazySparse(torch.Tensor):
 
     _parts: tuple[Any, ...]
     _is_unique: bool
-    _run: Callable[..., Any]
     __torch_dispatch__: Any = classmethod(lambda cls, func, types, args=(), kwargs=None: _dispatched(
         func, args, kwargs or {}))
 
@@ -73,8 +72,10 @@ class LazySparse(torch.Tensor):
 
 
 def _dispatched(func: Any, args: Any, kwargs: Any) -> Any:
+    from djinn_lib_sparse.recording import run
+
     try:
-        return LazySparse._run(func, args, kwargs)
+        return run(func, args, kwargs)
     except BaseException as error:
         # A device guard of autograd may take it; `LazySparse.__torch_function__` finds it here, and removes it.
         if not torch._C._is_torch_function_enabled():

@@ -214,10 +214,11 @@ class PrefetchingBackend(BackendWrapper):
 
     def _free_released(self) -> None:
         """Pass the released values to the wrapped backend, which may free them."""
-        while self._released:
-            number = self._released.popleft()
-            self._history.died(number)
-            self._freed.append(number)
+        released = self._released
+        # Not more than there are now: values may die meanwhile.
+        numbers = [released.popleft() for _ in range(len(released))]
+        self._history.died(numbers)
+        self._freed.extend(numbers)
 
     def _is_computed_now(self, slot: Slot) -> bool:
         nodes = self._tape.nodes

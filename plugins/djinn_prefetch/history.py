@@ -98,8 +98,9 @@ class History:
         self.sent = self.end
         self._newer.nodes += nodes
         for node in nodes:
-            for index in node.signature.writes:
-                if not is_harmless(node.signature):
+            signature = node.signature
+            for index in signature.writes:
+                if not is_harmless(signature):
                     self._newer.changed.add(node.inputs[index].number)
                     self._watched.discard(node.inputs[index].number)
         if len(self._newer.nodes) > MAX_NODES:
@@ -112,10 +113,10 @@ class History:
         self._older, self._newer = _Generation(), _Generation()
         self._watched.clear()
 
-    def died(self, number: int) -> None:
-        """Note that the program no longer refers to a value."""
-        self._newer.dead.add(number)
-        self._watched.discard(number)
+    def died(self, numbers: Sequence[int]) -> None:
+        """Note that the program no longer refers to values."""
+        self._newer.dead.update(numbers)
+        self._watched.difference_update(numbers)
 
     def origins_of(self, slots: Sequence[Slot], tail: Tail) -> list[OperandSource | None]:
         """Say how to find operands again, by the last node before a wait that used or made each."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_dynamo import remote_graphs
 from support.models.generate_modes import generated, grouped_query_llama
 from torch import nn
 
@@ -53,6 +54,27 @@ def test_a_further_call_is_one_known_program_and_records_nothing() -> None:
         assert torch.equal(result.cpu(), model(x).cpu())
     djinn.synchronize()
     assert counted(lambda: call(x))["programs_sent"] == 0
+
+
+def test_calls_of_many_sizes_are_kept_if_they_are_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Alone, each size takes 42 operations.
+    monkeypatch.setattr(remote_graphs, "MAX_OPERATIONS", 100)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x * 2 + 1
+        return x.narrow(0, 1, x.shape[0] - 2).cumsum(0)
+
+    call = compiled(function, dynamic=True)
+    sizes = [torch.randn(rows, 3) for rows in range(4, 9)]
+    remote = [x.to(DEVICE) for x in sizes]
+    for _ in range(2):
+        results: list[torch.Tensor] = []
+        counts = counted(lambda: results.extend(map(call, remote)))  # noqa: B023  # called at once
+        for x, result in zip(sizes, results, strict=True):
+            assert torch.equal(result.cpu(), function(x))
+    assert counts["operations"] == 0
+    assert counts["nodes_executed"] == 5 * 42
 
 
 def test_results_stay_on_the_device_and_values_are_freed() -> None:

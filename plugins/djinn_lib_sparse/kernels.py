@@ -1,0 +1,29 @@
+"""The kernels that make sparse tensors on the device. What they need is imported when the first one is made."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+__all__ = ("register",)
+
+_MAKERS = {"empty.memory_format": "memory_format", "zeros": "default", "_to_copy": "default"}
+"""Operators with their overloads."""
+
+
+def register() -> list[torch.library.Library]:
+    """Register the kernels for sparse tensors; they are registered for the lifetime of the returned libraries."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in _MAKERS:
+        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+            library.impl(name, partial(_made, name), key)
+    return [library]
+
+
+def _made(name: str, *args: Any, **kwargs: Any) -> Any:
+    from djinn_lib_sparse.recording import run
+
+    packet = getattr(torch.ops.aten, name.partition(".")[0])
+    return run(getattr(packet, _MAKERS[name]), args, kwargs)
