@@ -1,0 +1,49 @@
+"""Clusters: ``djinn cluster`` starts servers with an engine, and sessions find them through a directory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+    from djinn.settings import Declarations
+
+__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_resolve_server")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of sessions with a cluster."""
+    from djinn_cluster.settings import ClusterSettings
+
+    settings.add(ClusterSettings)
+
+
+@hookimpl
+def djinn_resolve_server(plugins: Any) -> str | None:
+    """Ask the directory of the cluster, if there is one."""
+    from djinn_cluster.settings import ClusterSettings
+
+    settings = plugins.settings(ClusterSettings)
+    if not settings.cluster:
+        return None
+    from djinn_cluster.resolving import resolve
+
+    return resolve(settings, plugins.settings)
+
+
+@hookimpl
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add the commands ``djinn cluster up``, ``status``, ``logs`` and ``down``."""
+    import typer
+
+    from djinn_cluster.commands import down, logs, status, up
+
+    cluster = typer.Typer(name="cluster", no_args_is_help=True, help="Start several servers, look at them, and stop "
+                                                                     "them.")
+    for command in (up, status, logs, down):
+        cluster.command(command.__name__)(command)
+    app.add_typer(cluster)

@@ -1,0 +1,153 @@
+"""``djinn cluster``: servers that one command starts, that are started again when they die, and that end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models.gpt2 import PROMPT, generated, gpt2
+from support.processes.warm import run_djinn
+from support.servers.serving import children_of, workers_of
+from transformers.generation import BaseStreamer
+
+import djinn
+
+TIMEOUT_S = 120.0
+TOKENS = 12
+MODEL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 20000, "n_positions": 64}
+SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1")
+
+
+class Clusters:
+    """The program ``djinn cluster``, with folders of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "djinn" / "clusters"
+        self._state = str(folder)
+
+    def run(self, *words: str) -> Any:
+        return run_djinn(*words, XDG_STATE_HOME=self._state, OMP_NUM_THREADS="1")
+
+    def programs(self) -> list[dict[str, Any]]:
+        done = self.run("cluster", "status", "--json")
+        assert done.returncode == 0, done.stderr
+        return [program for cluster in json.loads(done.stdout) for program in cluster["programs"]]
+
+    def processes(self, name: str = "lab") -> list[int]:
+        """All processes of a cluster, the keeper first."""
+        keeper = json.loads((self.folder / name / "engine" / "programs.json").read_bytes())["pid"]
+        gateways = children_of(keeper)
+        return [keeper, *gateways, *(worker for gateway in gateways for worker in workers_of(gateway))]
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[Clusters]:
+    made = Clusters(tmp_path)
+    yield made
+    for path in made.folder.glob("*/cluster.json"):
+        made.run("cluster", "down", "--name", path.parent.name, "--drain-s", "0")
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_until(is_so: Any, what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+class Killing(BaseStreamer):
+    """Ends a process when it is given a token that is not one of the first."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._tokens = 0
+
+    def put(self, value: Any) -> None:
+        self._tokens += 1
+        if self._tokens == TOKENS // 2:
+            for pid in self._pids:
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_the_end(clusters: Clusters) -> None:
+    done = clusters.run(*SERVERS)
+    assert done.returncode == 0, done.stderr
+    programs = clusters.programs()
+    assert [(program["name"], program["state"], program["restarts"]) for program in programs] == [
+        ("directory", "serving", 0), ("server-0", "serving", 0), ("server-1", "serving", 0)]
+    assert set(done.stdout.splitlines()) == {
+        f"djinn cluster lab: {program['name']} serving {program['address']}" for program in programs}
+    by_address = {program["address"]: program for program in programs}
+
+    model = gpt2(**MODEL)
+    wanted = generated(model, PROMPT, TOKENS)
+    session = djinn.init(cluster=programs[0]["address"], recovery="replay", recovery_timeout_s=TIMEOUT_S,
+                         log_level="ERROR")
+    try:
+        first = session.backend.address
+        pid = by_address[first]["pid"]
+        tokens = generated(model.to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
+                           streamer=Killing([pid, *workers_of(pid)]))
+        second = session.backend.address
+        assert djinn.stats()["recoveries"] == 1
+    finally:
+        djinn.shutdown()
+    assert torch.equal(tokens, wanted)
+    assert {first, second} == {program["address"] for program in programs[1:]}
+    wait_until(lambda: all(program["state"] == "serving" for program in clusters.programs()), "it is not back")
+    again = {program["address"]: program for program in clusters.programs()}
+    assert again.keys() == by_address.keys()
+    assert (again[first]["restarts"], again[second]) == (1, by_address[second])
+    assert again[first]["pid"] != pid
+    assert "signal 9" in again[first]["problem"]
+    logs = clusters.run("cluster", "logs", again[first]["name"], "--name", "lab")
+    assert logs.stdout.count("accepting on") == 2, logs
+    refused = clusters.run(*SERVERS)
+    assert (refused.returncode, "running already" in refused.stderr) == (2, True), refused
+    assert clusters.programs() == list(again.values())
+
+    processes = clusters.processes()
+    assert len(processes) >= 6
+    down = clusters.run("cluster", "down", "--name", "lab", "--drain-s", "0")
+    assert down.returncode == 0, down.stderr
+    assert [pid for pid in processes if not has_ended(pid)] == []
+    assert list(clusters.folder.iterdir()) == []
+    for address in by_address:
+        with socket.socket() as client:
+            assert client.connect_ex(("127.0.0.1", int(address.removesuffix("/lab").rpartition(":")[2]))) != 0
+    gone = clusters.run("cluster", "down", "--name", "lab")
+    assert (gone.returncode, "no cluster 'lab'" in gone.stderr) == (2, True), gone
+
+
+def test_servers_end_with_the_process_that_keeps_them(clusters: Clusters) -> None:
+    assert clusters.run("cluster", "up", "--name", "lab", "--", "--threads", "1").returncode == 0
+    keeper, *others = clusters.processes()
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: all(map(has_ended, [keeper, *others])), "they are still there")
+    assert clusters.programs() == []
+    assert clusters.run("cluster", "down", "--name", "lab").returncode == 0
+    assert list(clusters.folder.iterdir()) == []
+
+
+def test_a_server_that_cannot_start_is_reported_and_nothing_stays(clusters: Clusters) -> None:
+    done = clusters.run("cluster", "up", "--name", "lab", "--", "--no-such-option")
+    assert (done.returncode, "No such option: --no-such-option" in done.stderr) == (1, True), done
+    assert list(clusters.folder.iterdir()) == []
