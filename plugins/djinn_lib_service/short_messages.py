@@ -47,7 +47,7 @@ _decoder = msgspec.msgpack.Decoder(_Predicted | _Early)
 
 def encode(message: Message) -> bytes:
     """Encode a message, in its short form if it has one."""
-    short = None
+    short: _Predicted | _Early | None = None
     if type(message) is Batch:
         short = _short_batch(message)
     elif type(message) is Result and message.assumes:
