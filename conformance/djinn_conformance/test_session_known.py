@@ -67,7 +67,7 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
     """
     cpu, history = torch.device("cpu"), [""]
     pools: dict[torch.device, list[Any]] = {cpu: [], session.device: []}
-    steps = st.sampled_from(["made", "computed", "computed", "written", "written", "asked", "asked again", "asked again"])
+    steps = st.sampled_from(["made", *2 * ["computed", "written", "asked again"], "asked"])
     kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked again"]
     asked = [(0, 0, 0, 0)]
     for step in kinds:

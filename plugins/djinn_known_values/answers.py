@@ -1,4 +1,4 @@
-"""Answers to questions that were asked before: about values that have not been written since."""
+"""RememberedAnswers to questions that were asked before: about values that have not been written since."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from djinn.ir.tape import Node, Signature, needed_for
 from djinn.ir.value import Slot
 from djinn_known_values.operators import Rule
 
-__all__ = ("Answers", "Question")
+__all__ = ("RememberedAnswers", "Question")
 
 MAX_ANSWERS = 256
-"""Answers that are remembered; the least recently used is dropped first."""
+"""RememberedAnswers that are remembered; the least recently used is dropped first."""
 MAX_LATEST = 24
 """The latest operations, of which a question may be made."""
 MAX_RISKY = 16
@@ -40,7 +40,7 @@ class Question:
     operands: tuple[Slot, ...]
 
 
-class Answers:
+class RememberedAnswers:
     """Remembers numbers and truth values that a program has asked for, until an operand is written or dies.
 
     Nothing is answered while an operation may have failed that the program has not heard of: the failure is raised at
@@ -64,7 +64,7 @@ class Answers:
         self._rule = rule
         self._answers: OrderedDict[_Key, tuple[Any, frozenset[int]]] = OrderedDict()
         self._readers: dict[int, set[_Key]] = {}
-        """Answers by the values and storages that they depend on."""
+        """RememberedAnswers by the values and storages that they depend on."""
         self._latest: deque[Node] = deque(maxlen=MAX_LATEST)
         self._risky: list[Node] = []
         """Operations that may have failed, among those since the last answer of the executor."""

@@ -16,7 +16,7 @@ from djinn.ir.value import Slot
 from djinn.kinds import Backend, Classifier, Connection, OpenBackend, SubmissionCache
 from djinn.kinds.classifier import SupportsEffects
 from djinn.wire.messages import GENERATOR_HANDLE
-from djinn_known_values.answers import Answers
+from djinn_known_values.answers import RememberedAnswers
 from djinn_known_values.operators import Rule, is_integer_tensor, rule_of, takes_only_integers
 from djinn_known_values.values import KnownValues
 
@@ -42,7 +42,7 @@ with that result.
 class KnowingBackend(BackendWrapper):
     """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
 
-    It also answers again what was asked about other values, until these are written: see `Answers`. It looks at
+    It also answers again what was asked about other values, until these are written: see `RememberedAnswers`. It looks at
     recorded operations when something is about to be sent or asked for, never while they are recorded.
 
     Args:
@@ -68,7 +68,7 @@ class KnowingBackend(BackendWrapper):
         self._hides = hides or _hides_nothing
         self._limit_bytes = limit_bytes
         self._known = KnownValues(limit_bytes)
-        self._answers = Answers(self._rule, is_on=hides is not None)
+        self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
         self._rules: dict[Signature, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
