@@ -1,4 +1,4 @@
-"""RememberedAnswers to questions that were asked before: about values that have not been written since."""
+"""Answers to questions that were asked before: about values that have not been written since."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from djinn.ir.tape import Node, Signature, needed_for
 from djinn.ir.value import Slot
 from djinn_known_values.operators import Rule
 
-__all__ = ("RememberedAnswers", "Question")
+__all__ = ("Question", "RememberedAnswers")
 
 MAX_ANSWERS = 256
-"""RememberedAnswers that are remembered; the least recently used is dropped first."""
+"""Answers that are remembered; the least recently used is dropped first."""
 MAX_LATEST = 24
 """The latest operations, of which a question may be made."""
 MAX_RISKY = 16
@@ -64,7 +64,7 @@ class RememberedAnswers:
         self._rule = rule
         self._answers: OrderedDict[_Key, tuple[Any, frozenset[int]]] = OrderedDict()
         self._readers: dict[int, set[_Key]] = {}
-        """RememberedAnswers by the values and storages that they depend on."""
+        """Answers by the values and storages that they depend on."""
         self._latest: deque[Node] = deque(maxlen=MAX_LATEST)
         self._risky: list[Node] = []
         """Operations that may have failed, among those since the last answer of the executor."""
