@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -50,15 +51,17 @@ class Rule(Enum):
     """Its results are known if its operands are."""
 
 
-def rule_of(signature: Signature, limit_bytes: int) -> Rule:
+def rule_of(signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.OpOverload], bool]) -> Rule:
     """Return what the operations with a signature mean.
 
     Args:
         signature: The signature.
         limit_bytes: Size of the largest value that the client computes.
+        hides: Says whether an operator may have effects that its schema does not declare.
     """
     template = signature.template
-    if not template.operator.startswith("aten::") or facts_of(operator_named(template.operator)).changes_metadata:
+    operator = operator_named(template.operator)
+    if not template.operator.startswith("aten::") or facts_of(operator).changes_metadata or hides(operator):
         return Rule.HIDES
     if signature.writes:
         return Rule.WRITES
