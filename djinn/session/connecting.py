@@ -20,8 +20,7 @@ def connect(plugins: PluginRegistry, address: str) -> Connection:
     """
     config = plugins.settings(Config)
     address = address or plugins.hook.djinn_resolve_server(plugins=plugins) or ""
-    scheme = address.partition("://")[0] if address else "local"
-    return plugins.transport_for(scheme).connect(address, ConnectOptions(
+    return plugins.transport_for(address.partition("://")[0] or "local").connect(address, ConnectOptions(
         token=config.token, connect_timeout_s=config.connect_timeout_s, request_timeout_s=config.request_timeout_s,
         retries=True, settings=plugins.settings,
         open_executor=lambda: plugins.find_executor(config.device).value.open(config.device)))

@@ -132,7 +132,6 @@ def _used(tensor: torch.Tensor) -> Any:
 
 CLEARLY_REFUSED: dict[str, Callable[[], Any]] = {
     "coo_copied": lambda: _lazy().copy_(_sparse()),
-    "coo_selected": lambda: _lazy().to_sparse().index_select(0, torch.tensor([0], device=DEVICE)),
     "nested_moved": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).to(DEVICE),
     "nested_made": lambda: _used(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=DEVICE)),
     "nested_of_lazy": lambda: torch.nested.as_nested_tensor([_lazy()[0], _lazy()[1, :2]]),
