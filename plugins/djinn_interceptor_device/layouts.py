@@ -16,7 +16,7 @@ _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1",
 
 @functools.cache
 def refuse() -> list[torch.library.Library]:
-    """Register what refuses, which takes milliseconds; it is registered for the lifetime of the returned libraries."""
+    """Register the kernels that refuse, which takes milliseconds; they stay as long as the returned libraries."""
     libraries = []
     for key in _KEYS:
         library = torch.library.Library("_", "IMPL")

@@ -1,4 +1,4 @@
-"""The kernels that make sparse tensors on the device. What they need is imported when the first one is made."""
+"""The kernels that make sparse tensors on the device. Their modules are imported when the first one is made."""
 
 from __future__ import annotations
 
