@@ -27,7 +27,7 @@ __all__ = ("FOLDER", "KeptFiles")
 FOLDER = ".kept"
 SUFFIX = ".safetensors"
 WRITER_S = 15.0
-"""After this time without a piece, another writer may go on in its place."""
+"""After this time without a piece, another writer may continue in its place."""
 GONE_S = 600.0
 """After this time without a piece, a file is dropped."""
 WAIT_S = 0.25
@@ -51,7 +51,7 @@ class _Arriving:
         size_bytes: How large it will be.
         writer: Who sends it.
         position: How much of it is there.
-        content: Digests what is there.
+        content: Digests these bytes.
         at: When the last piece came.
     """
 

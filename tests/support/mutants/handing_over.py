@@ -135,6 +135,10 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
+           "self._readers.get(number, ())", "()"),
+    mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
+           "(tuple(operands), *steps)", "(len(operands), *steps)"),
     # Values that nobody waits for.
     mutant("written-and-still-to-come", "session.later_exact", "djinn_lib_later.values:later", ").clone()", ")"),
     mutant("asked-for-before-it-is-sent", "session.later_exact", "djinn_lib_later.outstanding:OutstandingValues.choose",
