@@ -96,8 +96,7 @@ class Session:
                 hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
             settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, plugins), self.open_cache,
-            arrange)
+            partial(connect, plugins), self.open_cache, arrange)
         opens: OpenBackend = partial(_open_backend, context)
         for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
             opens = wrapper(opens)
