@@ -55,7 +55,7 @@ def _compressed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _compressed_unsized(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
-    """Make a compressed tensor whose size the indices tell; waits for the largest one.
+    """Make a compressed tensor with the size that the indices imply; waits for the largest index.
 
     Source:
         ``_estimate_sparse_compressed_tensor_size`` in aten/src/ATen/native/sparse/SparseTensor.cpp.
@@ -75,7 +75,7 @@ def _compressed_unsized(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
 def _empty(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a tensor without elements, as `torch.zeros` and `torch.empty` of sparse layouts do."""
     given = {name: item for name, item in kwargs.items() if name in ("dtype", "layout")}
-    # Not `torch.empty`, of which the pointers of a compressed tensor are whatever the memory holds.
+    # Not `torch.empty`, which leaves the pointers of a compressed tensor uninitialized.
     return uploaded(torch.zeros(args[0], **given), kwargs.get("device"))
 
 
@@ -114,7 +114,7 @@ def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _validate(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Check indices at home, where an error is told at once: a program asks for this where it looks for a mistake."""
+    """Check indices on the client, where an error is raised at once; a program asks for this to find a mistake."""
     local = iter(devices.current_session().materialize([item for item in args if isinstance(item, torch.Tensor)]))
     return operator(*(next(local) if isinstance(item, torch.Tensor) else item for item in args), **kwargs)
 

@@ -110,7 +110,7 @@ def _bucketize(named: Mapping[str, Any]) -> bool:
 
 
 def _searchsorted(named: Mapping[str, Any]) -> bool:
-    """Look for what is checked before the search.
+    """Look for arguments that do not fit each other.
 
     Source:
         ``searchsorted_pre_check`` in aten/src/ATen/native/BucketizationUtils.h.
