@@ -360,7 +360,7 @@ class DeviceMemory:
         finally:
             self._in_use = before
         if failures:
-            raise self.no_room(wanted_bytes) from failures[0]
+            raise self.no_room(wanted_bytes, self.accounts.held_bytes) from failures[0]
         for position, each in recipe.made.items():
             if each in missing:
                 self._refill(tenant, each, recipe, outputs[position])
