@@ -9,7 +9,8 @@ import torch
 
 __all__ = ("register",)
 
-_MAKERS = {"empty.memory_format": "memory_format", "zeros": "default", "_to_copy": "default"}
+_MAKERS = {"empty.memory_format": "memory_format", "zeros": "default", "_to_copy": "default",
+           "_sparse_coo_tensor_with_dims": "default"}
 """Operators with their overloads."""
 
 
