@@ -451,6 +451,30 @@ def djinn_register_stores(register: RegisterOfLibrary) -> None:
 
 
 @hookspec
+def djinn_register_engines(register: RegisterOfLibrary) -> None:
+    """Register engines, which run the servers of a cluster.
+
+    Called:
+        Phase *register*, once per session, once per server, and by ``djinn cluster``, which alone uses one. All
+        implementations run; order is irrelevant.
+
+    Args:
+        register: Accepts a `djinn_lib_cluster.kinds.EngineFactory`. It opens an engine later, for one cluster, and only
+            if it is chosen.
+
+    Raises:
+        PluginValidationError: The object lacks a member that an engine needs, or the same plugin has already registered
+            its name.
+
+    Laws:
+        Those of the kind ``engine``, in ``specs/kinds/engine.toml``.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec
 def djinn_register_admissions(register: RegisterOfLibrary) -> None:
     """Register admission policies, which decide who may start on a server's devices, and who runs next.
 

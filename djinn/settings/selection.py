@@ -42,6 +42,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "admission": Kind("djinn_lib_server.kinds:AdmissionFactory", "fair"),
     "metrics": Kind("djinn_lib_server.kinds:MetricsFactory"),
     "store": Kind("djinn_lib_server.kinds:ModelStoreFactory", "safetensors"),
+    "engine": Kind("djinn_lib_cluster.kinds:EngineFactory", "local"),
     "mode": Kind("djinn_lib_run.kinds:RunMode", "accelerator"),
 })
 """The kinds of plugin, by name."""

@@ -18,7 +18,10 @@ from djinn.plugins.manager import Plugins, Registered
 
 __all__ = ("add_commands", "import_djinn_first", "reflow")
 
-_QUICK = frozenset({"settings", "sessions", "kick", "top", "create", "rotate", "revoke", "list", "serve"})
+_QUICK = frozenset({"settings", "sessions", "kick", "top", "serve", *(
+    f"{group} {command}" for group, commands in (
+        ("token", ("create", "rotate", "revoke", "list")), ("cluster", ("up", "status", "logs", "down")))
+    for command in commands)})
 """Commands of djinn's own that do without PyTorch, or say something before they import it."""
 
 
@@ -72,14 +75,20 @@ def _add_checked(app: typer.Typer, add: Callable[[], None], owner: str, name: st
     return added
 
 
-def import_djinn_first(app: typer.Typer) -> None:
-    """Let each command import the package ``djinn``, and PyTorch with it, before it runs."""
+def import_djinn_first(app: typer.Typer, group_name: str = "") -> None:
+    """Let each command import the package ``djinn``, and PyTorch with it, before it runs.
+
+    Args:
+        app: The program, or a group of its commands.
+        group_name: The words before the names of its commands.
+    """
     for command in app.registered_commands:
-        if command.callback is not None and (command.name or "") not in _QUICK:
+        if command.callback is not None and f"{group_name} {command.name or ''}".strip() not in _QUICK:
             command.callback = _after_import(command.callback)
     for group in app.registered_groups:
         if group.typer_instance is not None:
-            import_djinn_first(group.typer_instance)
+            own_name = solve_typer_info_defaults(group).name or ""
+            import_djinn_first(group.typer_instance, f"{group_name} {own_name}".strip())
 
 
 def _after_import(callback: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,139 @@
+"""Engines: where the servers of a cluster run, and what keeps them running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import attrs
+
+__all__ = ("ClusterSpec", "Engine", "EngineFactory", "EngineProgram", "ProgramReport", "ProgramState")
+
+ProgramState: TypeAlias = Literal["starting", "serving", "failed", "stopping"]
+
+
+@attrs.frozen
+class EngineProgram:
+    """A program that an engine keeps running until the cluster is stopped.
+
+    Attributes:
+        name: Its name, unique in the cluster: lower-case letters, digits and hyphens.
+        command: The words of its command line. Once it accepts connections, it prints one line to standard output that
+            ends with its address, as ``djinn serve`` does. On SIGTERM, it ends when its clients have finished, and on
+            a second SIGTERM at once. It should end with the process that started it, as with ``--with-parent``.
+        variables: Environment variables, in addition to those of the process that starts the cluster. They may be
+            secrets: an engine does not write them to files that others can read.
+        gpus: How many GPUs it has for itself; they are its devices from ``cuda:0``.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    variables: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    gpus: int = 0
+
+
+@attrs.frozen
+class ClusterSpec:
+    """What a cluster consists of.
+
+    Attributes:
+        name: Its name: lower-case letters, digits and hyphens.
+        programs: Its programs.
+    """
+
+    name: str
+    programs: tuple[EngineProgram, ...]
+
+
+@attrs.frozen
+class ProgramReport:
+    """The state of a program.
+
+    Attributes:
+        name: Its name.
+        state: ``starting``: it has not printed its address; ``serving``; ``failed``: it ended before it had printed its
+            address, and is tried again later; ``stopping``: the cluster is being stopped.
+        address: The address that it has printed; empty before. A program that is started again may have another one.
+        place: Where it runs, in words, such as ``process 123``.
+        pid: Its process ID, if it runs on this machine; 0 if not.
+        restarts: How often it has been started again.
+        problem: Why it ended last, with the end of its log; empty if it has not.
+    """
+
+    name: str
+    state: ProgramState
+    address: str = ""
+    place: str = ""
+    pid: int = 0
+    restarts: int = 0
+    problem: str = ""
+
+
+class Engine(Protocol):
+    """Runs the programs of one cluster.
+
+    An engine does not depend on the process that has started it: `start` returns, that process may end, and any other
+    one that opens the same folder manages the cluster.
+
+    Concurrency:
+        One thread at a time; several processes at the same time.
+
+    Laws:
+        engine.runs_programs, engine.found_again, engine.starts_again, engine.failure_reported, engine.logs_kept,
+        engine.nothing_left, engine.one_cluster
+    """
+
+    def start(self, spec: ClusterSpec) -> None:
+        """Start the programs, and keep them running: a program that ends is started again, at growing intervals.
+
+        It does not wait until they serve.
+
+        Raises:
+            ConfigurationError: A cluster is running in this folder, or the engine cannot run this one.
+        """
+
+    def programs(self) -> list[ProgramReport]:
+        """Report the state of all programs, in the order of the specification; none if no cluster is running."""
+
+    def watch(self) -> Iterator[list[ProgramReport]]:
+        """Report the states now, and after each change; ends with an empty list when the cluster has been stopped."""
+
+    def logs(self, program: str, lines: int) -> list[str]:
+        """Return the last lines that a program has written to standard error, also before it was started again.
+
+        Raises:
+            LookupError: There is no such program.
+        """
+
+    def stop(self, drain_s: float) -> None:
+        """Stop all programs, and return when none is left. Without a cluster, it does nothing.
+
+        It also ends programs whose engine has died.
+
+        Args:
+            drain_s: How long their clients have to finish.
+        """
+
+
+class EngineFactory(Protocol):
+    """Opens engines; what plugins register.
+
+    Its attribute ``capabilities`` is optional. It contains ``here`` if programs are processes of this user on this
+    machine; the laws can then be tested.
+    """
+
+    name: str
+    """Name in the configuration."""
+
+    def open(self, folder: Path) -> Engine:
+        """Open the engine for one cluster.
+
+        Args:
+            folder: Where its records are; only this user can read it. It may be empty.
+
+        Raises:
+            ConfigurationError: Something that the engine needs is missing on this machine.
+        """
+
+
