@@ -125,6 +125,7 @@ class RunQueue:
                 return False
             for span, device_s in self.clock.finished():
                 self._charge(span.owner, device_s - span.host_s)
+                self._used_s += device_s
             self._show()
         return True
 
@@ -134,7 +135,6 @@ class RunQueue:
         kind.finish += more_s / kind.weight
         if kind.waiting:
             kind.start += more_s / kind.weight
-        self._used_s += more_s
 
     def _show(self) -> None:
         """Write to the board whose program the device computes; the caller holds the lock."""
@@ -247,12 +247,14 @@ class RunQueue:
         kind.finish = kind.start + used_s / kind.weight
         if kind.waiting:
             kind.start = kind.finish
-        self._used_s += used_s
         interval_s = now - max(self._last_end_s, place.asked_s)
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
-        if self.clock is not None and place.first is not None and (last := self.clock.mark()) is not None:
+        last = None if self.clock is None else self.clock.mark()
+        if self.clock is None or place.first is None or last is None:
+            self._used_s += used_s
+        else:
             self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns))
         self._show()
         if self.is_recalled and now >= self._until_s:

@@ -52,7 +52,10 @@ def session(served: tuple[str, Wanted]) -> Iterator[Wanted]:
 
 @pytest.mark.parametrize("name", programs.EXACT)
 def test_a_program_gives_the_bits_of_local_pytorch(session: Wanted, name: str) -> None:
-    assert programs.distance(programs.EXACT[name](D).detach().cpu(), session[name]) == 0
+    # On a CPU, these layers are decomposed where gradients are needed.
+    is_near = name in ("GRU", "RNN") and device_of(unwrapped(runtime.current().backend).welcome).kind == "cpu"
+    allowed = programs.CLOSE if is_near else 0
+    assert programs.distance(programs.EXACT[name](D).detach().cpu(), session[name]) <= allowed
 
 
 @pytest.mark.parametrize("name", programs.NEAR)
