@@ -685,6 +685,28 @@ def djinn_arrange_programs(session: Session) -> kinds.Arrange | None:
 
 
 @hookspec(firstresult=True)
+def djinn_resolve_server(plugins: Any) -> str | None:
+    """Name the executor of a session that has no address of one.
+
+    Called:
+        Phase *composition*, whenever such a session connects, also after its server has died. The first answer that is
+        not ``None`` counts; without one, the executor is in this process.
+
+    Args:
+        plugins: The plugins of the session, a `djinn.kinds.backend.PluginRegistry` with its settings.
+
+    Returns:
+        An address, such as ``tcp://host:port``.
+
+    Raises:
+        DjinnError: There is none; connecting has failed.
+
+    Since:
+        0.1.0
+    """
+
+
+@hookspec(firstresult=True)
 def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
     """Name another executor for a session that begins, in place of one that cannot be reached.
 

@@ -10,7 +10,7 @@ import os
 
 __all__ = ("load", "wanted")
 
-_WANTED_BY = ("DJINN_SERVER", "DJINN_SERVERS", "DJINN_RUN_AS")
+_WANTED_BY = ("DJINN_SERVER", "DJINN_SERVERS", "DJINN_CLUSTER", "DJINN_RUN_AS")
 _OFF = ("0", "false", "no", "off")
 
 

@@ -14,6 +14,7 @@ from djinn_lib_server.kinds import MetricsOutput
 from djinn_lib_server.kinds.metrics import BUCKETS_S, Amounts, Counts, EndedBy, Outcome, TenantTotals
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.stored_models import StoredFile, StoredModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,11 @@ class FakeStatistics:
     labels: dict[str, TenantTotals] = attrs.field(factory=dict)
     own: Counts = attrs.field(factory=Counts)
     version: str = "0.0.0"
+    address: str = "tcp://127.0.0.1:7777"
+
+    def models(self) -> list[StoredModel]:
+        """Return one model."""
+        return [StoredModel("gpt2", files=(StoredFile("model.safetensors", 1, 64 * "0"),))]
 
     def totals(self) -> dict[str, TenantTotals]:
         """Return the statistics by label."""

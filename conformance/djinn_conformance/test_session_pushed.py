@@ -50,14 +50,25 @@ _EVENTS: Sequence[Callable[[_State], object]] = (
 )
 
 
+_ANEW: Sequence[Callable[[_State], object]] = (
+    lambda state: setattr(state, "value", (state.weight + 1.0) * 0.25),
+    lambda state: setattr(state, "value", (state.weight.abs() - 1.0).tolist() and state.weight * 0.5),
+    lambda state: setattr(state, "value", torch.full((4,), 2.0).to(state.value.device)),
+)
+"""Ways to begin a loop anew: its first round reads what another program made, or what was uploaded."""
+
+
 @law("session.pushed_is_asked")
 def test_pushed_is_asked(subject: Subject, session: Session) -> None:
-    """Draw loops, some of which draw random numbers, and let some of their rounds be different from the others."""
+    """Draw loops, some with random numbers, some that begin anew, and let some of their rounds be different."""
     before = session.stats()["answered_early"]
     for seed in range(_LOOPS):
         plan = random.Random(seed)
         draws, reads = plan.random() < 0.5, plan.randint(1, 3)
         events = {plan.randrange(6, _ROUNDS): plan.choice(_EVENTS) for _ in range(plan.randint(0, 3))}
+        if plan.random() < 0.5:
+            # The loop begins anew, again and again.
+            events.update(dict.fromkeys(range(5, _ROUNDS, 6), plan.choice(_ANEW)))
         pauses_s = [plan.choice(_PAUSES_S) for _ in range(_ROUNDS)]
         wanted = _run(_CPU, draws=draws, reads=reads, events=events, pauses_s=[0.0] * _ROUNDS)
         got = _run(session.device, draws=draws, reads=reads, events=events, pauses_s=pauses_s)

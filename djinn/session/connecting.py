@@ -11,7 +11,7 @@ __all__ = ("connect", "connect_first")
 
 
 def connect(plugins: PluginRegistry, address: str) -> Connection:
-    """Connect to an executor; an empty address stands for one in this process.
+    """Connect to an executor; an empty address stands for one that a plugin names, or else for one in this process.
 
     If a server is full, the transport tries again when the server says, within the setting ``connect_timeout_s``.
 
@@ -19,8 +19,8 @@ def connect(plugins: PluginRegistry, address: str) -> Connection:
         TransportError: The server cannot be reached, or refuses.
     """
     config = plugins.settings(Config)
-    scheme = address.partition("://")[0] if address else "local"
-    return plugins.transport_for(scheme).connect(address, ConnectOptions(
+    address = address or plugins.hook.djinn_resolve_server(plugins=plugins) or ""
+    return plugins.transport_for(address.partition("://")[0] or "local").connect(address, ConnectOptions(
         token=config.token, connect_timeout_s=config.connect_timeout_s, request_timeout_s=config.request_timeout_s,
         retries=True, settings=plugins.settings,
         open_executor=lambda: plugins.find_executor(config.device).value.open(config.device)))

@@ -96,8 +96,7 @@ class Session:
                 hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
             settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, plugins), self.open_cache,
-            arrange)
+            partial(connect, plugins), self.open_cache, arrange)
         opens: OpenBackend = partial(_open_backend, context)
         for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
             opens = wrapper(opens)
@@ -389,16 +388,7 @@ class Session:
             return self.decompose
         if operation_class is OperationClass.TRIGGER or ReturnKind.PLAIN in facts.returns:
             return self.mixer.trigger
-        return self._record_changing if facts.changes_metadata and len(facts.argument_names) > 1 else None
-
-    def _record_changing(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record an operation that may change a tensor's metadata; ask the executor if eager might refuse it."""
-        slots, numbers = self.recorder.take_apart(args, kwargs)
-        shares = len({slot.storage for slot in slots}) < len(slots) == len(tensors_in((args, tuple(kwargs.values()))))
-        plan = self.planner.plan(self.recorder.binding(operator), operator, args, kwargs) if shares else None
-        if plan is None or not plan.changes:
-            return NotImplemented
-        return self.ask(plan, operator, args, kwargs, slots, numbers)[0]
+        return None
 
     def decompose(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a composite operator by recording its parts."""

@@ -22,7 +22,7 @@ __all__ = ("FILE_VARIABLE", "Settings", "Source", "selection_of", "sources_of")
 FILE_VARIABLE = "DJINN_CONFIG"
 """Names a TOML file. Nothing is read that was not named: a file that happens to be in the current folder must not
 choose the server that a program sends its data to."""
-_ADDRESSES = frozenset({"server", "servers"})
+_ADDRESSES = frozenset({"server", "servers", "cluster"})
 _T = TypeVar("_T")
 
 

@@ -47,4 +47,4 @@ def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | 
     from djinn_backend_replay.reconnecting import log
 
     log.warning("%s cannot be reached: operations run in this process. %s", address, error)
-    return ""
+    return "local://"

@@ -97,4 +97,4 @@ class Reconnector:
                      "long to wait.")
         self.fallbacks += 1
         log.warning("no server came back within %g s: operations run in this process from now on", self.timeout_s)
-        return self.open("")
+        return self.open("local://")

@@ -1,15 +1,38 @@
-"""``djinn cluster``: starts several servers with an engine, shows their state and logs, and stops them."""
+"""Clusters: ``djinn cluster`` starts servers with an engine, and sessions find them through a directory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ("djinn_register_commands",)
+    from djinn.settings import Declarations
+
+__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_resolve_server")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of sessions with a cluster."""
+    from djinn_cluster.settings import ClusterSettings
+
+    settings.add(ClusterSettings)
+
+
+@hookimpl
+def djinn_resolve_server(plugins: Any) -> str | None:
+    """Ask the directory of the cluster, if there is one."""
+    from djinn_cluster.settings import ClusterSettings
+
+    settings = plugins.settings(ClusterSettings)
+    if not settings.cluster:
+        return None
+    from djinn_cluster.resolving import resolve
+
+    return resolve(settings, plugins.settings)
 
 
 @hookimpl

@@ -11,16 +11,16 @@ from typing import Annotated, TypeVar
 
 import attrs
 import typer
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram, ProgramReport
+from djinn_lib_cluster.kinds import ClusterSpec, ProgramReport
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn_cluster.clusters import Cluster, clusters, find, make
+from djinn_cluster.programs import programs_of
 
 __all__ = ("down", "logs", "status", "up")
 
 USAGE_ERROR = 2
 DEFAULT = "default"
-SERVE = ("-c", "from djinn_start import main; main()", "serve")
 _Returned = TypeVar("_Returned")
 _Name = Annotated[str, typer.Option("--name", help="Name of the cluster.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -37,17 +37,17 @@ def up(
     name: _Name = DEFAULT,
     port: Annotated[int, typer.Option(
         "--port", min=0, max=65535, show_default=False,
-        help="Port of the first server; the others have the next ones. Default: free ports.")] = 0,
+        help="Port of the directory; the servers have the next ones. Default: free ports.")] = 0,
 ) -> None:
-    """Start servers, and print their addresses once they accept connections.
+    """Start servers and their directory, and print their addresses once they accept connections.
 
-    A server that ends is started again at the same port. The servers get the environment of this command; DJINN_TOKEN
-    is the token that clients must present.
+    Clients find the least loaded server with the address of the directory, as DJINN_CLUSTER or
+    djinn.init(cluster=...). A server that ends is started again at the same port. The servers get the environment of
+    this command; DJINN_TOKEN is the token that clients must present.
     """
     cluster = _usable(lambda: make(name, engine))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
-    programs = [_server(f"server-{number}", own_port, own, options or [])
-                for number, (own, own_port) in enumerate(zip(own_gpus, _ports(port, len(own_gpus)), strict=True))]
+    programs = programs_of(cluster, own_gpus, list(_ports(port, 1 + len(own_gpus))), options or [])
     _usable(lambda: cluster.engine.start(ClusterSpec(name, tuple(programs))))
     cluster.describe()
     try:
@@ -112,14 +112,8 @@ def down(
     cluster.remove()
 
 
-def _server(name: str, port: int, gpus: int, options: Sequence[str]) -> EngineProgram:
-    device = ("--device", "cuda:0") if gpus else ("--device", "cpu")
-    return EngineProgram(name, (sys.executable, *SERVE, *device, "--port", str(port), "--with-parent", *options),
-                         gpus=gpus)
-
-
 def _ports(first: int, count: int) -> Iterator[int]:
-    """Choose a port for each server, which it keeps when it is started again."""
+    """Choose a port for each program, which it keeps when it is started again."""
     if first:
         if first + count > 2**16:
             raise _ended(f"There are no {count} ports from {first} on.")

@@ -15,6 +15,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import histograms, zeros
 from djinn_interceptor_device.in_place_move import become
+from djinn_interceptor_device.overlaps import ask, is_refused_overlap
 from djinn_interceptor_device.saving import set_storage
 from djinn_interceptor_device.sequences import pack_padded
 from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home
@@ -107,6 +108,8 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
             return target
         return operator(target, session.materialize([source])[0], *args[2:], **kwargs)
     if isinstance(source, LazyTensor):
+        if is_refused_overlap(operator, target, source):
+            return ask(session, operator, args, kwargs)
         return session.recorder.record_across(operator, args, kwargs)
     spec = target._value.spec
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):

@@ -38,6 +38,7 @@ from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import matmul_decomposition as folding
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
 from djinn_interceptor_device.interrupts import interrupts
+from djinn_interceptor_device.overlaps import WithWrites
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
@@ -109,8 +110,8 @@ class DeviceInterceptor:
         shortcuts.follow(session)
         process_switches.follow(session)
         derived_plans.follow(session)
-        return {**list_writes.handlers(), **prims.handlers(), **handlers.HANDLERS, **sparse.handlers(),
-                **folding.handlers(session)}
+        return WithWrites(session, {**list_writes.handlers(), **prims.handlers(), **handlers.HANDLERS,
+                                    **sparse.handlers(), **folding.handlers(session)})
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Return handlers of functions that start a backward pass or save, and of composites that stay whole."""

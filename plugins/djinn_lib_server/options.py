@@ -22,6 +22,7 @@ __all__ = (
     "AddressOptions",
     "DeclaredOption",
     "DeviceOptions",
+    "DirectoryOptions",
     "FairnessOptions",
     "LogFormat",
     "MetricsOptions",
@@ -206,6 +207,22 @@ class OperatorOptions:
 
 
 @attrs.frozen
+class DirectoryOptions:
+    """Where the server is listed, so that clients of its cluster find it."""
+
+    address: Annotated[str, Option(
+        "directory", "List this server in a directory, so that clients of its cluster find it; see djinn directory.",
+        metavar="tls://HOST:PORT[/NAME]", shows_default=False)] = ""
+    key: Annotated[str, Option(
+        "directory-key", "File with the secret that the directory was started with.", metavar="PATH", is_path=True,
+        shows_default=False)] = ""
+    announced: Annotated[str, Option(
+        "announce", "Address that the directory gives to clients. Default: the one that this server listens on, with "
+                    "the name of this machine if that is all addresses.", metavar="ADDRESS",
+        shows_default=False)] = ""
+
+
+@attrs.frozen
 class ServeOptions:
     """All options of a server. The gateway passes them whole to its workers, without the clients' token."""
 
@@ -224,6 +241,7 @@ class ServeOptions:
         "peers", "Servers that sessions may send values to. Default: this machine only, and none if other "
                  "machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
     metrics: MetricsOptions = MetricsOptions()
+    directory: DirectoryOptions = DirectoryOptions()
     sandbox: Annotated[SandboxMode, Option(
         "sandbox", "Drop the privileges that workers do not need. auto: as far as the system supports it, "
                    "and log the rest; require: refuse to start otherwise; off: drop none.")] = SandboxMode.auto

@@ -6,7 +6,9 @@ extrapolate each program's next run from those before. A run that differs from t
 as those positions.
 
 Where a loop begins anew, its handles jump once or twice, and then rise as they did before. A rate that has been seen
-twice in a row is therefore kept until another one has been.
+twice in a row is therefore kept until another one has been. What jumps is predicted by its origin instead: which
+result of which earlier run it was when the same program last ran after the same other one; see
+`djinn_lib_service.run_history`. So from the second time on, even the first rounds of a loop are as predicted.
 
 Both sides predict from the same runs in the same order, so the prediction itself is never sent.
 """
@@ -23,8 +25,11 @@ import msgspec
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
+from djinn_lib_service.run_history import Origin, RunHistory, with_origin
 
 MAX_HANDLE = 2**64 - 1
+MAX_CONTEXTS = 8
+"""Programs that are told apart by what ran before, of each program."""
 _EXACT = 2.0**50
 """Below this, sums and differences of whole real numbers are exact."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -91,6 +96,23 @@ class _Handles:
         return _Handles(handles, rates, expected, is_steady)
 
 
+@attrs.frozen(eq=False)
+class _Context:
+    """How a program runs after a certain other one.
+
+    Attributes:
+        gap: How far its first result is from the last result before it.
+        before: The numbers of the run before.
+        numbers: The numbers of the run itself.
+        released: The origins of the handles that it releases.
+    """
+
+    gap: _Rate
+    before: list[Any]
+    numbers: list[Any]
+    released: tuple[tuple[Origin, ...], ...]
+
+
 @attrs.define(eq=False)
 class _Course:
     """The run history and the prediction of one program.
@@ -98,59 +120,88 @@ class _Course:
     Attributes:
         run: The last run.
         numbers: Its encoded numbers. Equal bytes mean equal numbers; ``==`` would not distinguish zeros by sign.
-        expected: The predicted next run.
+        after: The program that ran before it.
+        even: The next run if everything continues at its rate.
         fields: The handles of its fields.
-        is_even: Whether the prediction repeats the numbers of the last run.
+        is_repeating: Whether ``even`` repeats the numbers of the last run.
+        origins: The origins of its inputs.
+        contexts: How it ran after other programs, by program.
     """
 
     run: Run
     numbers: bytes
-    expected: Run
+    after: int
+    even: Run
     fields: tuple[_Handles, _Handles, _Handles]
-    is_even: bool = True
+    is_repeating: bool = True
+    origins: tuple[tuple[Origin, ...], ...] = ()
+    contexts: dict[int, _Context] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, run: Run, numbers: bytes) -> _Course:
+    def of(cls, run: Run, numbers: bytes, after: int) -> _Course:
         """Begin with the first run."""
-        return cls(run, numbers, run, (_Handles.of(run.inputs), _Handles.of(run.outputs), _Handles.of(run.released)))
+        return cls(run, numbers, after, run,
+                   (_Handles.of(run.inputs), _Handles.of(run.outputs), _Handles.of(run.released)))
 
-    def follow(self, run: Run, numbers: bytes) -> None:
+    def is_even(self, run: Run, numbers: bytes) -> bool:
+        """Whether a run continues those before at their rates."""
+        even = self.even
+        return (run.inputs == even.inputs and run.outputs == even.outputs and run.released == even.released
+                and numbers == (self.numbers if self.is_repeating else _encode(even.numbers)))
+
+    def follow(self, run: Run, numbers: bytes, after: int) -> None:
         """Add the next run, with its encoded numbers."""
-        self.is_even = numbers == self.numbers
+        self.is_repeating = numbers == self.numbers
         inputs, outputs, released = self.fields
         inputs, outputs, released = self.fields = (
             inputs.after(run.inputs), outputs.after(run.outputs), released.after(run.released))
-        self.expected = Run(
-            run.program, inputs.expected, run.numbers if self.is_even else _next(self.run.numbers, run.numbers),
+        self.even = Run(
+            run.program, inputs.expected,
+            run.numbers if self.is_repeating else _continued(run.numbers, self.run.numbers, run.numbers),
             outputs.expected, released.expected)
-        self.run, self.numbers = run, numbers
+        self.run, self.numbers, self.after = run, numbers, after
 
-    def shortened(self, run: Run, numbers: bytes) -> Run | RunDelta:
-        """Return the differences from the prediction, or the whole run if most of it differs."""
-        expected = self.expected
-        parts = ((expected.inputs, run.inputs), (expected.outputs, run.outputs), (expected.released, run.released))
-        if any(len(one) != len(other) for one, other in (*parts, (expected.numbers, run.numbers))):
-            return run
-        inputs, outputs, released = starmap(_changes, parts)
-        changed: dict[int, Any] = {}
-        if not (self.is_even and numbers == self.numbers):
-            changed = {place: new for place, (old, new) in enumerate(zip(expected.numbers, run.numbers, strict=True))
-                       if not _is_same(old, new)}
-        told = len(inputs) + len(changed) + len(outputs) + len(released)
-        if 2 * told > len(run.inputs) + len(run.numbers) + len(run.outputs) + len(run.released):
-            return run
-        return RunDelta(run.program, inputs, changed, outputs, released)
+    def learn(self, run: Run, history: RunHistory) -> None:
+        """Learn the origins of a run that was not as predicted; call this before `follow` and `RunHistory.add`."""
+        origin_of = history.origin_of
+        known = self.origins if len(self.origins) == len(run.inputs) else ((),) * len(run.inputs)
+        before = self.run.inputs if len(self.run.inputs) == len(run.inputs) else (None,) * len(run.inputs)
+        # What stays, stays for another reason than who made it: a weight.
+        self.origins = tuple([old if handle == last else with_origin(old, origin_of(handle))
+                              for old, handle, last in zip(known, run.inputs, before, strict=True)])
+        context = self.contexts.pop(history.program, None)
+        released = () if context is None else context.released
+        if len(released) != len(run.released):
+            released = ((),) * len(run.released)
+        step = run.outputs[0] - history.top if run.outputs else 0
+        gap = _Rate(step, is_steady=True) if context is None else context.gap.after(step)
+        self.contexts[history.program] = _Context(
+            gap, self.run.numbers, run.numbers,
+            tuple([with_origin(old, origin_of(handle)) for old, handle in zip(released, run.released, strict=True)]))
+        if len(self.contexts) > MAX_CONTEXTS:
+            del self.contexts[next(iter(self.contexts))]
 
-    def completed(self, rerun: RunDelta) -> Run:
-        """Return the predicted run with the received differences applied."""
-        expected = self.expected
-        return Run(
-            rerun.program,
-            tuple(_changed(expected.inputs, rerun.inputs)),
-            _changed(expected.numbers, rerun.numbers),
-            tuple(_changed(expected.outputs, rerun.outputs)),
-            tuple(_changed(expected.released, rerun.released)),
-        )
+    def expected(self, history: RunHistory) -> Run:
+        """Return the predicted next run."""
+        if history.is_even and history.program == self.after:
+            return self.even
+        context = self.contexts.get(history.program)
+        if context is None:
+            return self.even
+        even, handle_at = self.even, history.handle_at
+        inputs = even.inputs
+        if len(inputs) == len(self.origins):
+            inputs = tuple([handle_at(origins, handle) if origins else handle
+                            for origins, handle in zip(self.origins, inputs, strict=True)])
+        outputs = even.outputs
+        if outputs:
+            shift = history.top + context.gap.step - self.run.outputs[0]
+            outputs = tuple([handle + shift for handle in self.run.outputs])
+        released = even.released if len(even.released) == len(context.released) else (0,) * len(context.released)
+        released = tuple([handle_at(origins, handle)
+                          for origins, handle in zip(context.released, released, strict=True)])
+        return Run(even.program, inputs, _continued(self.run.numbers, context.before, context.numbers), outputs,
+                   released)
 
 
 class RunPredictor:
@@ -162,13 +213,14 @@ class RunPredictor:
 
     def __init__(self) -> None:
         self._courses: dict[int, _Course] = {}
+        self._history = RunHistory()
 
     def shorten(self, run: Run) -> Run | RunDelta:
         """Return the shorter form of a run that is about to be sent, and add the run to the history."""
         course, numbers = self._courses.get(run.program), _encode(run.numbers)
-        short = run if course is None else course.shortened(run, numbers)
-        self._take_in(run, numbers)
-        return short
+        expected = None if course is None else course.expected(self._history)
+        self._take_in(run, numbers, expected)
+        return run if expected is None else _shortened(expected, run)
 
     def complete(self, command: Run | RunDelta) -> Run:
         """Return the complete run that a command stands for, and add it to the history.
@@ -176,32 +228,42 @@ class RunPredictor:
         Raises:
             ProtocolError: There is no earlier run to predict from, or the result is not a valid run.
         """
-        run = command if isinstance(command, Run) else self._continued(command)
-        self._take_in(run, _encode(run.numbers))
+        course = self._courses.get(command.program)
+        expected = None if course is None else course.expected(self._history)
+        run = command if isinstance(command, Run) else _completed(expected, command)
+        self._take_in(run, _encode(run.numbers), expected)
         return run
 
-    def expected(self, program: int) -> Run:
+    def expected(self, program: int, history: RunHistory | None = None) -> Run:
         """Return the predicted next run of a program.
+
+        Args:
+            program: The program.
+            history: What ran before, if that is more than what was requested.
 
         Raises:
             ProtocolError: As for `complete`.
         """
-        return self._continued(RunDelta(program))
+        course = self._courses.get(program)
+        return _completed(None if course is None else course.expected(history or self._history), RunDelta(program))
 
-    def _continued(self, command: RunDelta) -> Run:
-        return _completed(self._courses.get(command.program), command)
-
-    def _take_in(self, run: Run, numbers: bytes) -> None:
-        course = self._courses.get(run.program)
+    def _take_in(self, run: Run, numbers: bytes, expected: Run | None) -> None:
+        course, history = self._courses.get(run.program), self._history
         if course is None:
-            self._courses[run.program] = _Course.of(run, numbers)
-        else:
-            course.follow(run, numbers)
+            self._courses[run.program] = _Course.of(run, numbers, history.program)
+            history.add(run.program, run.outputs, is_even=False)
+            return
+        is_even = course.is_even(run, numbers)
+        if not is_even and not (expected is not None and _is_equal(expected, run, numbers)):
+            course.learn(run, history)
+        course.follow(run, numbers, history.program)
+        history.add(run.program, run.outputs, is_even=is_even)
 
     def forget(self, programs: Iterable[int]) -> None:
         """Drop the history of programs that will not run again."""
         for program in programs:
             self._courses.pop(program, None)
+            self._history.forget(program)
 
 
 class PredictedRuns:
@@ -217,6 +279,7 @@ class PredictedRuns:
     def __init__(self, predictor: RunPredictor) -> None:
         self._predictor = predictor
         self._courses: dict[int, _Course] = {}
+        self._history: RunHistory | None = None
 
     def expected(self, program: int) -> Run:
         """Return the next run of a program, after those that `follow` added.
@@ -224,40 +287,77 @@ class PredictedRuns:
         Raises:
             ProtocolError: As for `RunPredictor.complete`.
         """
-        course = self._courses.get(program)
-        return self._predictor.expected(program) if course is None else _completed(course, RunDelta(program))
+        course, history = self._courses.get(program), self._history
+        if course is None or history is None:
+            return self._predictor.expected(program, history)
+        return _completed(course.expected(history), RunDelta(program))
 
     def follow(self, run: Run) -> None:
         """Add a run that `expected` has returned."""
+        if self._history is None:
+            self._history = RunHistory(self._predictor._history)
         course = self._courses.get(run.program)
         if course is None:
             course = self._courses[run.program] = attrs.evolve(self._predictor._courses[run.program])
-        course.follow(run, _encode(run.numbers))
+        numbers = _encode(run.numbers)
+        is_even = course.is_even(run, numbers)
+        course.follow(run, numbers, self._history.program)
+        self._history.add(run.program, run.outputs, is_even=is_even)
 
     def clear(self) -> None:
         """Return to the runs that were requested."""
         self._courses.clear()
+        self._history = None
 
 
-def _completed(course: _Course | None, command: RunDelta) -> Run:
-    if course is None:
+def _shortened(expected: Run, run: Run) -> Run | RunDelta:
+    """Return the differences of a run from the expected one, or the whole run if most of it differs."""
+    parts = ((expected.inputs, run.inputs), (expected.outputs, run.outputs), (expected.released, run.released))
+    if any(len(one) != len(other) for one, other in (*parts, (expected.numbers, run.numbers))):
+        return run
+    inputs, outputs, released = starmap(_changes, parts)
+    changed: dict[int, Any] = {place: new for place, (old, new)
+                               in enumerate(zip(expected.numbers, run.numbers, strict=True)) if not _is_same(old, new)}
+    told = len(inputs) + len(changed) + len(outputs) + len(released)
+    if 2 * told > len(run.inputs) + len(run.numbers) + len(run.outputs) + len(run.released):
+        return run
+    return RunDelta(run.program, inputs, changed, outputs, released)
+
+
+def _completed(expected: Run | None, command: RunDelta) -> Run:
+    """Return the expected run with the received differences applied."""
+    if expected is None:
         raise ProtocolError(f"Program {command.program} has not been run, so nothing goes on.")
-    run = course.completed(command)
+    run = Run(
+        command.program,
+        tuple(_changed(expected.inputs, command.inputs)),
+        _changed(expected.numbers, command.numbers),
+        tuple(_changed(expected.outputs, command.outputs)),
+        tuple(_changed(expected.released, command.released)),
+    )
     for handles in (run.inputs, run.outputs, run.released):
         if handles and not 0 <= min(handles) <= max(handles) <= MAX_HANDLE:
             raise ProtocolError(f"A run of program {command.program} would go on to handles that do not exist.")
     return run
 
 
-def _next(old: Any, new: Any) -> Any:
-    """Extrapolate whole numbers and equally long lists of them; return other values unchanged."""
-    if type(old) is int and type(new) is int:
-        return 2 * new - old
-    if type(old) is float and type(new) is float and old != new and _is_whole(old) and _is_whole(new):
-        # A length that something is divided by, or raised to a power.
-        return 2 * new - old
-    if type(old) is list and type(new) is list and len(old) == len(new):
-        return list(starmap(_next, zip(old, new, strict=True)))
+def _is_equal(expected: Run, run: Run, numbers: bytes) -> bool:
+    return (run.inputs == expected.inputs and run.outputs == expected.outputs and run.released == expected.released
+            and numbers == _encode(expected.numbers))
+
+
+def _continued(last: Any, old: Any, new: Any) -> Any:
+    """Change ``last`` as ``old`` was changed to ``new``: whole numbers and equally long lists of them; else ``new``."""
+    kind = type(new)
+    if kind is int and type(old) is int and type(last) is int:
+        return last + new - old
+    if kind is float and type(old) is float and type(last) is float:
+        if old != new and _is_whole(last) and _is_whole(old) and _is_whole(new):
+            # A length that something is divided by, or raised to a power.
+            return last + new - old
+        return new
+    if kind is list and type(old) is list and type(last) is list and len(last) == len(old) == len(new):
+        return list(starmap(_continued, zip(last, old, new, strict=True)))
     return new
 
 

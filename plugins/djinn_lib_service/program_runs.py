@@ -14,7 +14,13 @@ from djinn.wire.messages import GENERATOR_HANDLE, Poisoned, Run, RunDelta, Warne
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
-from djinn_lib_service.kinds.executor import SpareRoom, SupportsDrawingAhead, SupportsSkippedSteps, SupportsSpeculation
+from djinn_lib_service.kinds.executor import (
+    SpareRoom,
+    SupportsDrawingAhead,
+    SupportsEffectReport,
+    SupportsSkippedSteps,
+    SupportsSpeculation,
+)
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
@@ -129,6 +135,10 @@ class ProgramRuns:
             operator = body.templates[body.steps[step].template].operator
             return self._failures.add(error, operator=operator, run=run.program, step=step)
 
+        if known.changes_metadata:
+            self._values.make_resizable(written_handles(body, run.inputs, metadata=True))
+        if self._table.shared_bytes:
+            self._note_writes(known, run)
         inputs = [self._values.given(handle) for handle in run.inputs]
         self._make_ready(known, run, inputs)
         before = list(inputs)
@@ -146,6 +156,13 @@ class ProgramRuns:
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)
         return outputs
+
+    def _note_writes(self, known: DefinedProgram, run: Run) -> None:
+        """Record which values have memory of their own after a run, because the system copies what is written."""
+        program = known.program
+        written = program.effects.written if isinstance(program, SupportsEffectReport) else range(len(run.inputs))
+        for position in written:
+            self._table.written(run.inputs[position])
 
     def _make_ready(self, known: DefinedProgram, run: Run, inputs: Sequence[Any]) -> None:
         """Move inputs out of spare room that the program must find as eager lays them out."""

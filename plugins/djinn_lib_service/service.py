@@ -106,8 +106,8 @@ class SessionService:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the values' storages."""
-        return self.memory.values.held_bytes
+        """Bytes of the values' storages, without those that lie in memory of kept uploads, which is counted there."""
+        return self.memory.values.held_bytes - self.memory.values.shared_bytes
 
     @property
     def live_handles(self) -> int:

@@ -21,7 +21,7 @@ from djinn_lib_sparse.forms import (
     TorchForm,
     decoded,
 )
-from djinn_lib_sparse.table import RUNS
+from djinn_lib_sparse.table import RUNS, written_by
 
 __all__ = ("called", "needed_bytes", "taken_apart")
 
@@ -124,6 +124,11 @@ def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *
     args, kwargs = call.filled(rest, iter(numbers), sparse, tensors[0].device)
     if next(rest, None) is not None:
         raise ProtocolError(f"{call.operator} is given too many tensors.")
+    target = written_by(name, args, kwargs)
+    if target is not None:
+        # To the client, what it writes are new components.
+        own = target.clone()
+        return operator(own, *args[1:], **kwargs) if "out" not in kwargs else operator(*args, **{**kwargs, "out": own})
     return operator(*args, **kwargs)
 
 
@@ -186,8 +191,12 @@ def needed_bytes(named: Mapping[str, Any]) -> int:
     work: int = sum(tensor.numel() for tensor in tensors) * _ITEM_BYTES * _WORK
     work += sum(sum(size) for size in operands) * 8
     name = call.operator.partition("::")[2].partition(".")[0]
-    if name in _OF_ELEMENTS:
+    if name in _OF_ELEMENTS or name.rstrip("_") in _OF_ELEMENTS:
         return work
+    if name == "index_select":
+        # Each index may choose each element.
+        chosen: int = tensors[-1].numel()
+        return work * (1 + chosen)
     matrices = [size for size in operands if len(size) >= 2][-2:]
     if name in _PRODUCTS and len(matrices) == 2:
         return work + prod(matrices[0][:-1]) * matrices[1][-1] * _ITEM_BYTES

@@ -28,7 +28,7 @@ from djinn_lib_sparse.forms import (
 )
 from djinn_lib_sparse.operators import NAMESPACE, define
 from djinn_lib_sparse.rebuilding import components_of
-from djinn_lib_sparse.table import SparseOutcome, outcome_of
+from djinn_lib_sparse.table import SparseOutcome, outcome_of, written_by
 from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, same_parts
 
 __all__ = ("run", "uploaded")
@@ -43,20 +43,20 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Raises:
         UnsupportedTensorError: The operator has no remote form for sparse tensors.
     """
-    handler = _HANDLERS.get(operator)
-    if handler is not None:
-        return handler(operator, args, kwargs)
+    return _HANDLERS.get(operator, _carried_out)(operator, args, kwargs)
+
+
+def _carried_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     facts = facts_of(operator)
     name = facts.name.partition("::")[2]
-    writing = _FUNCTIONAL.get(name)
-    if writing is not None and isinstance(args[0], LazySparse):
-        return _replaced(args[0], run(writing, args, kwargs))
     described = _Described()
     call = described.call(operator, args, kwargs)
     outcome = outcome_of(name, args, kwargs, described.sparse) if facts.name.startswith("aten::") else None
     if outcome is None:
         return operator.decompose(*args, **kwargs) if facts.is_composite else _refuse(facts.name)
-    return _recorded(outcome, call, described)
+    made = _recorded(outcome, call, described)
+    target = written_by(name, args, kwargs)
+    return made if target is None else _replaced(target, made)
 
 
 def _refuse(name: str) -> NoReturn:
@@ -128,6 +128,8 @@ def uploaded(tensor: torch.Tensor, device: Any = None) -> LazySparse:
 
 def _replaced(target: LazySparse, made: LazySparse) -> LazySparse:
     """Give a tensor the components of another one, as a write in place does."""
+    if target.shape != made.shape:
+        _refuse("An output of another size")
     target._parts, target._is_unique = made._parts, made._is_unique
     return target
 
@@ -226,16 +228,29 @@ def _empty(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lazy
     return uploaded(like, kwargs.get("device"))
 
 
+def _mul_(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Multiply a dense tensor in place, as eager does it; a sparse one is not written here.
+
+    Source:
+        ``mul_sparse_`` in aten/src/ATen/native/sparse/SparseTensorMath.cpp.
+    """
+    target, other = args
+    if isinstance(target, LazySparse):
+        return _carried_out(operator, args, kwargs)
+    product = run(aten.mul.Tensor, (target, other), {})
+    return run(aten.add_.Tensor, (target.zero_(), product), {})
+
+
+def _stack(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tensors, dim = args[0], args[1] if len(args) > 1 else 0
+    return run(aten.cat.default, ([aten.unsqueeze.default(tensor, dim) for tensor in tensors],
+                                  dim + tensors[0].dim() + 1 if dim < 0 else dim), {})
+
+
 def _alias(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
     return same_parts(args[0])
 
 
-_FUNCTIONAL: Mapping[str, Any] = {
-    "mul_.Tensor": aten.mul.Tensor, "mul_.Scalar": aten.mul.Scalar, "div_.Tensor": aten.div.Tensor,
-    "div_.Scalar": aten.div.Scalar, "add_.Tensor": aten.add.Tensor, "sub_.Tensor": aten.sub.Tensor,
-    "neg_": aten.neg.default, "abs_": aten.abs.default, "zero_": aten.zeros_like.default,
-}
-"""Writes to sparse tensors, and the operators whose result takes the place of what is written."""
 _ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
 _HANDLERS: Mapping[Any, Handler] = {
     aten._indices.default: _part(0),
@@ -256,6 +271,8 @@ _HANDLERS: Mapping[Any, Handler] = {
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy_,
     aten.clone.default: _clone,
+    aten.mul_.Tensor: _mul_,
+    aten.stack.default: _stack,
     aten._sparse_coo_tensor_with_dims_and_tensors.default: _coo,
     aten.sparse_compressed_tensor.comp_plain_value_size: _compressed,
     **dict.fromkeys((aten.empty.memory_format, aten.zeros.default, aten.empty_like.default), _empty),

@@ -26,7 +26,7 @@ from djinn_mode_cuda.patches import Patches
 
 __all__ = ("cuda_alias",)
 
-_SERVERS = ("DJINN_SERVER", "DJINN_SERVERS")
+_SERVERS = ("DJINN_SERVER", "DJINN_SERVERS", "DJINN_CLUSTER")
 
 
 @contextmanager

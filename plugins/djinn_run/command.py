@@ -41,7 +41,8 @@ def run(
     given.check()
     if server:
         os.environ["DJINN_SERVER"] = server
-        os.environ.pop("DJINN_SERVERS", None)
+        for other in ("DJINN_SERVERS", "DJINN_CLUSTER"):
+            os.environ.pop(other, None)
     started = start(os.environ, mode, strict=strict)
     try:
         started.status = given.run()

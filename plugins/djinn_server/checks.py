@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
+from djinn_lib_server.exposure import check_exposure, is_loopback
 from djinn_lib_server.options import LOOPBACK, ServeOptions
 
 from djinn.errors import ConfigurationError
 from djinn_server.peers import PeerPolicy
 
-__all__ = ("check_options", "is_loopback")
+__all__ = ("check_options",)
 
 
 def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
@@ -45,27 +45,4 @@ def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
     is_private = bool(address.unix) or is_loopback(address.host)
     PeerPolicy.parse(options.peers, is_private=is_private)
-    if is_private:
-        return True
-    lacking = [remedy for remedy, has in (
-        ("encryption: give a certificate with --tls-cert and --tls-key", bool(tls.cert)),
-        ("a token: set DJINN_TOKEN to a secret, or make tokens with `djinn token create NAME` and give --tokens",
-         needs_token)) if not has]
-    if lacking:
-        raise ConfigurationError(f"Other machines could reach {address.host}, and it has no {'; nor '.join(lacking)}.",
-                                 hint="Or listen on 127.0.0.1, and reach it through a tunnel.")
-    return False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether every address of a host is a loopback address.
-
-    Raises:
-        ConfigurationError: There is no such host.
-    """
-    try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, 0)}
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"There is no host {host!r}: {error}.",
-                                 hint="Give --host an address or name of this machine.") from None
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return is_private or check_exposure(address.host, is_encrypted=bool(tls.cert), needs_token=needs_token)

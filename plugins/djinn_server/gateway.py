@@ -17,6 +17,7 @@ from djinn_lib_server.options import ServeOptions
 from djinn_lib_server.tenants import AuthenticatedClient
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAccept, SupportsHandover
 from djinn_lib_service.peer_exchange import check_versions
+from djinn_lib_service.stored_models import StoredModel
 
 from djinn.errors import DjinnError, LimitError, RefusedError
 from djinn.wire.messages import Hello, PeerHello, Starting
@@ -112,19 +113,22 @@ class Gateway:
             return "The server accepts no connections."
         return self._supervisor.why_not_ready()
 
-    def show_metrics(self, factories: Sequence[MetricsFactory], options: ServeOptions, version: str) -> list[str]:
+    def show_metrics(self, factories: Sequence[MetricsFactory], options: ServeOptions, version: str,
+                     models: Callable[[], Sequence[StoredModel]] = tuple) -> list[str]:
         """Show or write metrics until the end, and return the addresses where they can be read.
 
         Args:
             factories: Open the outputs.
             options: The server's options.
             version: Of this distribution.
+            models: Lists the models of the store.
 
         Raises:
             DjinnError: An output cannot be opened.
         """
         self._outputs = Outputs(factories, options,
-                                ServerMetrics(version, self._supervisor.ledger, self.why_not_ready))
+                                ServerMetrics(version, self._supervisor.ledger, self.why_not_ready, self.address,
+                                              models))
         return self._outputs.addresses
 
     async def run(self, operate: Callable[[], Awaitable[int]]) -> int:

@@ -17,7 +17,8 @@ from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
 
-__all__ = ("SpareMemory", "default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory")
+__all__ = ("SpareMemory", "default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory",
+           "trim_heap")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
 SHORT_SHARE = 16
@@ -121,6 +122,11 @@ def return_memory(executor: Executor) -> None:
         except RuntimeError as error:
             # The device may be lost, which ends the process.
             _log.info("no memory is given back to the device: %s", error)
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system where the C library caches it."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from djinn_lib_server.exposure import is_loopback
 from djinn_lib_server.kinds.admission import AdmissionFactory
 from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
@@ -23,7 +24,7 @@ import djinn
 from djinn.errors import ConfigurationError, TransportError
 from djinn_server.admission import GuardedAdmission
 from djinn_server.authentication import Authentication
-from djinn_server.checks import check_options, is_loopback
+from djinn_server.checks import check_options
 from djinn_server.control import Setup
 from djinn_server.dialing import Exchange
 from djinn_server.event_loop import Tasks
@@ -141,7 +142,7 @@ def open_server(
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
     try:
-        pages = gateway.show_metrics(outputs, options, version)
+        pages = gateway.show_metrics(outputs, options, version, tuple if models is None else models.models)
     except BaseException:
         gateway.close()
         raise

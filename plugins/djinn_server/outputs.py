@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 from djinn_lib_server.kinds.metrics import Counts, MetricsFactory, MetricsOutput, TenantTotals
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.stored_models import StoredModel
 
 from djinn.errors import DjinnError, PluginError
 from djinn_server.metrics_store import MetricsStore
@@ -24,6 +25,8 @@ class ServerMetrics:
     version: str
     store: MetricsStore
     why_not_ready: Callable[[], str]
+    address: str = ""
+    models: Callable[[], Sequence[StoredModel]] = tuple
 
     def totals(self) -> dict[str, TenantTotals]:
         """Return the statistics by label."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Protocol
@@ -11,14 +10,13 @@ from typing import Protocol
 import anyio
 import attrs
 from anyio.abc import TaskGroup
+from djinn_lib_server.parents import await_parent_end
 
 from djinn.errors import DjinnError
 
 __all__ = ("SIGNALS", "Operated", "ServerLoop", "catch_signals")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TICK_S = 0.5
-"""How often to check that the parent process is still there, on systems that do not report its end."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -90,7 +88,7 @@ class ServerLoop:
 
     async def _watch_parent(self, tasks: TaskGroup) -> None:
         """Treat the end of the process that started this one as SIGTERM."""
-        await _await_end(self.parent)
+        await await_parent_end(self.parent)
         _log.warning("the process %d, which started this server, has ended", self.parent)
         await self._heed(signal.SIGTERM, tasks)
 
@@ -124,19 +122,3 @@ class ServerLoop:
             _log.error("not reloaded, the configuration stays as it was: %s", error)  # no bug
         else:
             _log.info("reloaded")
-
-
-async def _await_end(parent: int) -> None:
-    """Wait until the parent process has ended."""
-    try:
-        descriptor = os.pidfd_open(parent)
-    except (AttributeError, OSError):
-        while os.getppid() == parent:  # noqa: ASYNC110  # the system reports no event
-            await anyio.sleep(TICK_S)
-        return
-    try:
-        # If it ended before, this may be another process by now.
-        if os.getppid() == parent:
-            await anyio.wait_readable(descriptor)
-    finally:
-        os.close(descriptor)

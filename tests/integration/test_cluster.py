@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.gpt2 import PROMPT, generated, gpt2
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of, workers_of
+from transformers.generation import BaseStreamer
 
 import djinn
 
 TIMEOUT_S = 120.0
+TOKENS = 12
+MODEL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 20000, "n_positions": 64}
 SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1")
 
 
@@ -66,47 +70,69 @@ def wait_until(is_so: Any, what: str) -> None:
         time.sleep(0.1)
 
 
-def test_servers_start_are_started_again_and_leave_nothing_behind(clusters: Clusters) -> None:
+class Killing(BaseStreamer):
+    """Ends a process when it is given a token that is not one of the first."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+        self._tokens = 0
+
+    def put(self, value: Any) -> None:
+        self._tokens += 1
+        if self._tokens == TOKENS // 2:
+            for pid in self._pids:
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_the_end(clusters: Clusters) -> None:
     done = clusters.run(*SERVERS)
     assert done.returncode == 0, done.stderr
     programs = clusters.programs()
     assert [(program["name"], program["state"], program["restarts"]) for program in programs] == [
-        ("server-0", "serving", 0), ("server-1", "serving", 0)]
+        ("directory", "serving", 0), ("server-0", "serving", 0), ("server-1", "serving", 0)]
     assert set(done.stdout.splitlines()) == {
         f"djinn cluster lab: {program['name']} serving {program['address']}" for program in programs}
-    addresses = [program["address"] for program in programs]
+    by_address = {program["address"]: program for program in programs}
 
-    djinn.init(servers=addresses, recovery="replay", recovery_timeout_s=TIMEOUT_S, log_level="ERROR")
+    model = gpt2(**MODEL)
+    wanted = generated(model, PROMPT, TOKENS)
+    session = djinn.init(cluster=programs[0]["address"], recovery="replay", recovery_timeout_s=TIMEOUT_S,
+                         log_level="ERROR")
     try:
-        values = [torch.randn(8, device=f"remote_accelerator:{index}") for index in (0, 1)]
-        wanted = [value.cpu() * 2 for value in values]
-        workers = workers_of(programs[0]["pid"])
-        os.kill(programs[0]["pid"], signal.SIGKILL)
-        wait_until(lambda: all(map(has_ended, workers)), "its workers are still there")
-        # At the same port, the session finds another process, and there the same values.
-        assert all(torch.equal((value * 2).cpu(), want) for value, want in zip(values, wanted, strict=True))
+        first = session.backend.address
+        pid = by_address[first]["pid"]
+        tokens = generated(model.to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
+                           streamer=Killing([pid, *workers_of(pid)]))
+        second = session.backend.address
         assert djinn.stats()["recoveries"] == 1
     finally:
         djinn.shutdown()
-    first, second = clusters.programs()
-    assert (first["address"], first["restarts"], second) == (addresses[0], 1, programs[1])
-    assert first["pid"] != programs[0]["pid"]
-    assert "signal 9" in first["problem"]
-    logs = clusters.run("cluster", "logs", "server-0", "--name", "lab")
+    assert torch.equal(tokens, wanted)
+    assert {first, second} == {program["address"] for program in programs[1:]}
+    wait_until(lambda: all(program["state"] == "serving" for program in clusters.programs()), "it is not back")
+    again = {program["address"]: program for program in clusters.programs()}
+    assert again.keys() == by_address.keys()
+    assert (again[first]["restarts"], again[second]) == (1, by_address[second])
+    assert again[first]["pid"] != pid
+    assert "signal 9" in again[first]["problem"]
+    logs = clusters.run("cluster", "logs", again[first]["name"], "--name", "lab")
     assert logs.stdout.count("accepting on") == 2, logs
     refused = clusters.run(*SERVERS)
     assert (refused.returncode, "running already" in refused.stderr) == (2, True), refused
-    assert clusters.programs() == [first, second]
+    assert clusters.programs() == list(again.values())
 
     processes = clusters.processes()
-    assert len(processes) >= 5
+    assert len(processes) >= 6
     down = clusters.run("cluster", "down", "--name", "lab", "--drain-s", "0")
     assert down.returncode == 0, down.stderr
     assert [pid for pid in processes if not has_ended(pid)] == []
     assert list(clusters.folder.iterdir()) == []
-    for address in addresses:
+    for address in by_address:
         with socket.socket() as client:
-            assert client.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+            assert client.connect_ex(("127.0.0.1", int(address.removesuffix("/lab").rpartition(":")[2]))) != 0
     gone = clusters.run("cluster", "down", "--name", "lab")
     assert (gone.returncode, "no cluster 'lab'" in gone.stderr) == (2, True), gone
 

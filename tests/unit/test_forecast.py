@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from djinn_lib_service.delta import RunPredictor
+from djinn_lib_service.delta import PredictedRuns, RunPredictor
+from djinn_lib_service.run_history import MAX_INDEXED, MAX_UNINDEXED, RunHistory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,8 +90,63 @@ def test_a_loop_that_begins_anew_rises_as_it_did_before() -> None:
 
     travelled = conversation([*map(decoding, range(6)), *map(begun_anew, range(5))])
     assert travelled[6] == begun_anew(0)
-    assert travelled[7] == RunDelta(1, {2: 5040}, {1: 1, 2: [1, 12, 6, 64]}, {}, {0: 5040})
+    assert travelled[7] == RunDelta(1, numbers={1: 1, 2: [1, 12, 6, 64]})
     assert travelled[8:] == [RunDelta(1)] * 3
+
+
+def text(begin: int, tokens: int) -> list[Run]:
+    """One text: the prompt, read by one program, and a loop of two, whose first round reads what the prompt left."""
+    made = [Run(1, (7, begin), [8], (begin + 2, begin + 3))]
+    cache, token = begin + 2, begin + 3
+    for count in range(tokens):
+        first = begin + 10 + 20 * count
+        # The mask was uploaded just before the prompt was read; each round makes the next one.
+        mask = begin + 1 if count == 0 else first - 15
+        made += [Run(2, (7, cache, token), [8 + count], (first, first + 1), (cache,)),
+                 Run(3, (first + 1, mask), [], (first + 4, first + 5), (mask, token))]
+        cache, token = first, first + 4
+    return made
+
+
+def test_the_third_text_is_as_predicted_from_its_first_token() -> None:
+    texts = [text(100, 6), text(300, 6), text(500, 6), text(700, 6)]
+    travelled = conversation([run for each in texts for run in each])
+    assert travelled[2 * len(texts[0]):] == [RunDelta(run.program) for each in texts[2:] for run in each]
+
+
+def test_a_text_of_another_length_differs_in_its_begin_only() -> None:
+    texts = [text(100, 6), text(300, 6), text(500, 9), text(800, 4)]
+    travelled = conversation([run for each in texts for run in each])
+    last = travelled[-len(texts[-1]):]
+    assert last[3:] == [RunDelta(run.program) for run in texts[-1][3:]]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.one_of(runs.map(lambda run: [run]), st.builds(text, st.integers(0, 3000), st.integers(1, 4))),
+                min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=12))
+def test_runs_ahead_are_predicted_as_they_will_be_requested(past: list[list[Run]], programs: list[int]) -> None:
+    requested, ahead = RunPredictor(), RunPredictor()
+    for run in (run for each in past for run in each):
+        requested.complete(run)
+        ahead.complete(run)
+    predicted = PredictedRuns(ahead)
+    for program in programs:
+        try:
+            expected = predicted.expected(program)
+        except ProtocolError:
+            return
+        predicted.follow(expected)
+        assert repr(requested.complete(RunDelta(program))) == repr(expected)
+
+
+def test_a_history_is_bounded() -> None:
+    history = RunHistory()
+    for count in range(3 * MAX_INDEXED // 8):
+        history.add(1 + count % 5, tuple(range(8 * count, 8 * count + 8)), is_even=False)
+        if count % 3 == 0:
+            assert history.origin_of(8 * count + 1) == (1 + count % 5, 1, 0)
+        assert len(history._index) <= MAX_INDEXED + 8 * MAX_UNINDEXED
+        assert len(history._firsts) <= MAX_UNINDEXED
 
 
 def test_whole_real_numbers_continue_and_others_stay() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.foreign.chosen import is_chosen, named
 from support.foreign.published import UNEXPLAINED, Difference, explained
-from support.foreign.pytorch_tests import named
 from support.foreign.suites import Outcome, compare, outcomes, split_arguments
 
 _REPORT = """<testsuites><testsuite>
@@ -54,6 +58,19 @@ def test_a_process_that_ends_early_passes_nothing() -> None:
 def test_arguments_of_pytest_come_after_two_dashes() -> None:
     assert split_arguments(["--source", "x", "--", "-k", "a"]) == (["--source", "x"], ["-k", "a"])
     assert split_arguments(["--source", "x"]) == (["--source", "x"], [])
+
+
+def test_one_test_of_five_is_the_same_one_on_each_device(tmp_path: Path) -> None:
+    file = tmp_path / "test_things.py"
+    file.write_text("\n".join(f"class TestThings{device.upper()}:\n" + "".join(
+        f"    def test_{number}_{device}(self): pass\n" for number in range(200)) for device in ("cpu", "privateuse1")))
+    listed = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "support.foreign.chosen",
+                             "--one-of", "5", "-c", os.devnull, "--rootdir", tmp_path, file], capture_output=True,
+                            text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout
+    chosen = Counter(named(*line.split("::")[1:]) for line in listed.splitlines() if "::" in line)
+    assert chosen == {f"TestThings.test_{number}": 2 for number in range(200)
+                      if is_chosen(f"TestThings.test_{number}", 5)}
+    assert 20 < len(chosen) < 70
 
 
 def test_only_what_passes_on_the_cpu_counts() -> None:

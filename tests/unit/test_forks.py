@@ -72,6 +72,9 @@ def test_each_test_is_reported_once_and_as_it_ended(tmp_path: Path) -> None:
     assert "3 failed, 5 passed, 1 skipped, 1 warning, 1 error" in said, said
     assert "said by a test" in said
     assert "be careful" in said
+    at_once = said.partition("= FAILURES =")[0]
+    assert "FAILED test_kills.py::test_dies - the process ended with -9 in this test" in at_once, said
+    assert "FAILED test_kills.py::test_red - " in at_once, said
     failed = "\n".join(failed_in(tmp_path / "report.xml"))
     assert "test_kills.py::test_dies - the process ended with -9 in this test" in failed
     assert "test_kills.py::test_red - " in failed

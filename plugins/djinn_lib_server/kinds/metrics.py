@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
+from djinn_lib_service.stored_models import StoredModel
 from msgspec import Meta
 
 from djinn_lib_server.limits import Limited
@@ -127,6 +129,13 @@ class MetricsSource(Protocol):
     @property
     def version(self) -> str:
         """Version of djinn."""
+
+    @property
+    def address(self) -> str:
+        """The address that clients connect to."""
+
+    def models(self) -> Sequence[StoredModel]:
+        """Return the models of its store. Files that are new are read first, which can take long."""
 
     def totals(self) -> dict[str, TenantTotals]:
         """Return the statistics by label: the name of a tenant, ``(other)``, or empty if all clients are one tenant.

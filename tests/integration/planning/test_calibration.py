@@ -28,6 +28,8 @@ from djinn.session import runtime
 DEVICE = "remote_accelerator:0"
 TRIES = 3
 """Something else may compute while one of them runs."""
+PATTERNS = {MemoryPattern.SEQUENTIAL, MemoryPattern.REUSED, MemoryPattern.STREAMING, MemoryPattern.RANDOM}
+"""What must have been measured. A measurement that was disturbed is left out."""
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +48,11 @@ def address(request: pytest.FixtureRequest, caches: Path) -> str:
     """Address of an executor that has been calibrated by an earlier session."""
     found: str | None = request.getfixturevalue("server").address if request.param == "tcp" else None
     djinn.init(found)
-    made = djinn.calibrate(seconds=0)
-    assert not made.skipped
+    for _ in range(TRIES):
+        made = djinn.calibrate(seconds=0)
+        assert not made.skipped
+        if all(known.profile.rates.keys() >= PATTERNS for known in djinn.profiles().values()):
+            break
     djinn.shutdown()
     return found or ""
 
@@ -85,8 +90,7 @@ def test_later_sessions_know_what_was_measured(address: str) -> None:
     (known,) = djinn.profiles().values()
     assert known.is_measured
     assert known.home_link.is_measured
-    assert known.profile.rates.keys() >= {MemoryPattern.SEQUENTIAL, MemoryPattern.REUSED, MemoryPattern.STREAMING,
-                                          MemoryPattern.RANDOM}
+    assert known.profile.rates.keys() >= PATTERNS
     reused, streaming = (known.profile.rates[name] for name in (MemoryPattern.REUSED, MemoryPattern.STREAMING))
     assert reused.flops_per_s > streaming.bytes_per_s
     assert 0 < known.profile.view_s < 1e-3

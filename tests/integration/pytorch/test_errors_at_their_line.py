@@ -41,6 +41,25 @@ def assigned(value: Callable[..., Any], dtype: torch.dtype | None = None) -> Cal
     return assign
 
 
+def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[:4], x[2:]
+
+
+def shifted(on: Callable[..., torch.Tensor]) -> None:
+    buffer = on(6)
+    buffer[1:] = buffer[:-1]
+
+
+def unshifted(on: Callable[..., torch.Tensor]) -> None:
+    buffer = on(6)
+    buffer[:3] = buffer[3:]
+    buffer[::2] = buffer[1::2]
+    buffer[1:] += 1
+    buffer[:] = buffer[:]
+    buffer.copy_(buffer).mul_(buffer[:]).add_(buffer)
+    torch.exp(buffer, out=buffer)
+
+
 MISTAKES = (
     Mistake("index_put shape", assigned(lambda on: on(2, 3)), assigned(lambda on: on(3, 3))),
     Mistake("index_put more dimensions", assigned(lambda on: on(1, 2, 3)), assigned(lambda on: on(2, 2, 3))),
@@ -80,6 +99,19 @@ MISTAKES = (
     Mistake("negative powers", lambda on: on([2]) ** 2, lambda on: on([2]) ** -2),
     Mistake("negative powers in place", lambda on: on([2]).pow_(2), lambda on: on([2]).pow_(-2)),
     Mistake("heaviside", lambda on: torch.heaviside(on(3), on(3)), lambda on: torch.heaviside(on(3), on(3).double())),
+    *(Mistake(f"{name} of an overlapping part", lambda on, call=call: call(on(6)[:3], on(6)[3:]),
+              lambda on, call=call: call(*parts(on(6)))) for name, call in (
+        ("copy_", torch.Tensor.copy_), ("add_", torch.Tensor.add_), ("mul_", torch.Tensor.mul_),
+        ("lerp_", lambda x, y: x.lerp_(y, 0.5)), ("addcmul_", lambda x, y: x.addcmul_(y, y)),
+        ("out", lambda x, y: torch.exp(y, out=x)))),
+    Mistake("shifted in place", unshifted, shifted),
+    *(Mistake(f"{name} of its own indices", lambda on, call=call: call(on([2, 1, 0]), on([2, 1, 0])),
+              lambda on, call=call: call(*[on([2, 1, 0])] * 2)) for name, call in (
+        ("index_copy_", lambda x, y: x.index_copy_(0, y, x.clone())),
+        ("index_fill_", lambda x, y: x.index_fill_(0, y, 0)),
+        ("index_add_", lambda x, y: x.index_add_(0, y, x.clone())), ("put_", lambda x, y: x.put_(y, x.clone())),
+        ("index_put_", lambda x, y: x.index_put_((y,), x.clone())),
+        ("scatter_", lambda x, y: x.scatter_(0, y, x.clone())))),
     Mistake("polar", lambda on: torch.polar(on(3), on(3)), lambda on: torch.polar(on(3), on(3).double())),
 )
 
@@ -103,6 +135,14 @@ def test_an_error_comes_at_its_line(mistake: Mistake) -> None:
         assert str(got.value) == str(wanted.value)
         mistake.right(maker(REMOTE))
     djinn.synchronize()
+
+
+def test_writes_of_separate_parts_wait_for_nothing() -> None:
+    unshifted(maker(REMOTE))
+    djinn.synchronize()
+    djinn.reset_stats()
+    unshifted(maker(REMOTE))
+    assert not djinn.stats()["round_trips"]
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(2050, torch.float16), (129, torch.int8), (257, torch.uint8)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -101,6 +102,36 @@ def arithmetic(device: str) -> Any:
         torch.sparse.sum(sparse), torch.sparse.sum(sparse, [0, 1]), sparse.sum(), unique.norm()]
 
 
+def writes(device: str) -> Any:
+    """A write keeps the dtype of what it writes, and is refused where eager refuses it."""
+    def tried(dtype: torch.dtype, other: torch.dtype, write: Any, *, is_dense: bool = False) -> Any:
+        target = matrix(device).to(dtype) if is_dense else matrix(device).to(dtype).to_sparse()
+        added = matrix(device).to(other).to_sparse()
+        assert write(target, added) is target
+        return target.clone() if is_dense else parts(target)
+
+    pairs = ((torch.uint8, torch.int16), (torch.int32, torch.float32), (torch.float32, torch.float64))
+    binary = (torch.Tensor.add_, torch.Tensor.sub_, torch.Tensor.mul_, lambda x, y: x.add_(y, alpha=2))
+    unary = (lambda x, _: x.mul_(2), lambda x, _: x.mul_(2.5), lambda x, _: x.div_(2), lambda x, _: x.neg_(),
+             lambda x, _: x.floor_divide_(2), lambda x, _: x.coalesce().sqrt_().add_(x), lambda x, _: x.zero_(),
+             lambda x, _: x.div_(2, rounding_mode="trunc"))
+    outs = (lambda x, y: torch.neg(y, out=x), lambda x, y: torch.mul(y, y, out=x),
+            lambda x, y: torch.add(y, x, out=x))
+    return [outcome(partial(tried, *pair, write)) for pair in pairs for write in (*binary, *unary, *outs)] + [
+        outcome(partial(tried, *pair, write, is_dense=True)) for pair in pairs for write in binary]
+
+
+def rows(device: str) -> Any:
+    sparse = coo(device)
+    hybrid = torch.sparse_coo_tensor([[0, 2, 0]], torch.ones(3, 2), (3, 2)).to(device)
+    chosen = torch.tensor([1, 0, -1, 1], device=device)
+    return [parts(made) for made in (
+        sparse.index_select(0, chosen), sparse.coalesce().index_select(1, chosen), hybrid.index_select(0, chosen),
+        hybrid.index_select(1, chosen.clamp(0)), sparse[0], sparse.coalesce()[:, 2], sparse.narrow_copy(1, 1, 2),
+        sparse.permute(1, 0), torch.stack([sparse, sparse]), sparse.coalesce().nan_to_num(1.0))] + [
+        hybrid[0], sparse.any(), outcome(lambda: sparse.index_select(0, chosen + 5).cpu())]
+
+
 def gradients(device: str) -> Any:
     values = torch.tensor(VALUES, device=device, requires_grad=True)
     x = right(device).requires_grad_()
@@ -126,7 +157,7 @@ def refusals(device: str) -> Any:
         lambda: sparse + torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (5, 5), device=device))]
 
 
-@programs(constructors, conversions, products, arithmetic, gradients, texts)
+@programs(constructors, conversions, products, arithmetic, writes, rows, gradients, texts)
 def test_sparse_tensors_do_what_they_do_in_eager(program: Program) -> None:
     assert_same(program)
 
@@ -213,7 +244,7 @@ def test_copies_and_files_hold_what_the_tensor_holds() -> None:
 
 def test_what_has_no_remote_form_says_what_to_do() -> None:
     with pytest.raises(UnsupportedTensorError, match="to_dense"):
-        coo(str(DEVICE)).coalesce().index_select(0, torch.tensor([0], device=DEVICE))
+        torch.hspmm(coo(str(DEVICE)), torch.ones(3, 2, device=DEVICE))
 
 
 @pytest.mark.parametrize("asks", [torch.autograd.grad, torch.autograd.backward], ids=["grad", "backward"])

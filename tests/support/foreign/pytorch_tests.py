@@ -6,9 +6,9 @@ example ``-k TestViewOps``.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from support.foreign.chosen import named
 from support.foreign.suites import Suite, arguments_of
 
 DEVICE = Path(__file__).with_name("pytorch_device.py")
@@ -18,15 +18,6 @@ FILES = ("test_view_ops.py", "test_indexing.py", "test_shape_ops.py", "test_type
          "nn/test_dropout.py", "nn/test_pooling.py", "test_autograd.py", "test_optim.py")
 _DEVICE_TYPES = "privateuse1,remote_accelerator"
 """PyTorch's class of tests has the second name from the first file's first class on."""
-_DEVICE_IN_NAME = re.compile(r"^(.*)_(cpu|privateuse1|remote_accelerator)(?=_|$)")
-_DEVICE_IN_CLASS = re.compile(r"(CPU|PRIVATEUSE1|REMOTE_ACCELERATOR)$")
-
-
-def named(test_class: str, name: str) -> str:
-    """Name a test without the device that it is made for; tests that are not made for each device have no name."""
-    if not _DEVICE_IN_CLASS.search(test_class):
-        return ""
-    return _DEVICE_IN_CLASS.sub("", test_class) + "." + _DEVICE_IN_NAME.sub(r"\1", name)
 
 
 def main() -> None:

@@ -76,8 +76,8 @@ class Suite:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             command = [sys.executable, "-m", "pytest", file, "-q", "-c", self.configuration, f"--rootdir={self.folder}",
-                       "-p", "no:cacheprovider", "-o", "log_cli=0", f"--timeout={TEST_TIMEOUT_S}",
-                       f"--junitxml={report}", *arguments]
+                       "-p", "no:cacheprovider", "-p", "support.foreign.chosen", "-o", "log_cli=0",
+                       f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *arguments]
             try:
                 done = subprocess.run(command, cwd=self.folder, timeout=FILE_TIMEOUT_S, check=False, text=True,
                                       env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},

@@ -18,6 +18,8 @@ MUTANTS = (
            within="convolution fmod.Tensor heaviside _softmax nansum"),
     mutant("wrong-call-told-late", "session.programs_equal", "djinn_shapes_meta.shapes:_is_unchecked",
            "overlaps_itself or narrows", "narrows", within="refused:*.expand(3).add_(1)"),
+    mutant("overlap-told-late", "session.programs_equal", "djinn_interceptor_device.overlaps:is_refused_overlap",
+           "    return begin <", "    return False and begin <", within="refused:*.copy_(row*"),
     # Keys of shortcuts.
     mutant("number-lifted-that-decides", "session.calls_repeated", "djinn_interceptor_device.fast_path:_learn",
            "is_same and is_told_apart and not looks and _binds(function, node)", "is_same", within="attention"),

@@ -133,8 +133,7 @@ class _Forks:
             fork.is_running = True
             hook.pytest_runtest_logstart(nodeid=said[0], location=said[1])
         elif what == "report":
-            report = hook.pytest_report_from_serializable(config=session.config, data=said[0])
-            hook.pytest_runtest_logreport(report=report)
+            self._report(session, hook.pytest_report_from_serializable(config=session.config, data=said[0]))
         elif what == "finish":
             fork.is_running = False
             fork.given.popleft()
@@ -168,9 +167,17 @@ class _Forks:
             self._start(session)
 
     def _fail(self, session: pytest.Session, nodeid: str, location: tuple[str, int | None, str], why: str) -> None:
-        report = pytest.TestReport(nodeid, location, {}, "failed", why, "call")
-        session.config.hook.pytest_runtest_logreport(report=report)
+        self._report(session, pytest.TestReport(nodeid, location, {}, "failed", why, "call"))
         session.config.hook.pytest_runtest_logfinish(nodeid=nodeid, location=location)
+
+    def _report(self, session: pytest.Session, report: pytest.TestReport) -> None:
+        """Report a part of a test; a failure at once by its name, as the end of a long run is far."""
+        session.config.hook.pytest_runtest_logreport(report=report)
+        if report.failed:
+            terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
+            terminal.ensure_newline()
+            reason = str(report.longrepr).rstrip().rpartition("\n")[2]
+            terminal.write_line(f"FAILED {report.nodeid} - {reason}", red=True)
 
     def _end(self) -> None:
         """End the forks that run, which end their servers."""

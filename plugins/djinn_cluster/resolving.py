@@ -1,0 +1,48 @@
+"""Finding a server of a cluster."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+
+from djinn_lib_cluster.asking import ask
+from djinn_lib_cluster.messages import Resolve
+from djinn_lib_service.settings import TlsSettings
+
+from djinn.settings import Config, Settings
+from djinn_cluster.settings import ClusterSettings
+
+__all__ = ("resolve",)
+
+RECENT_S = 30.0
+"""A server that was given so long ago, or later, and is asked for again, has probably died or cannot be reached."""
+_lock = threading.Lock()
+_recent: deque[tuple[float, str]] = deque(maxlen=16)
+"""The addresses that this process was given, with the times."""
+_log = logging.getLogger("djinn.cluster")
+
+
+def resolve(settings: ClusterSettings, others: Settings) -> str:
+    """Ask a cluster's directory for a server.
+
+    Args:
+        settings: The cluster, and what the session needs.
+        others: The other settings of the session.
+
+    Raises:
+        DjinnError: The directory does not answer, or names none.
+    """
+    config = others(Config)
+    with _lock:
+        since = time.monotonic() - RECENT_S
+        recent = tuple({address: None for given_s, address in _recent if given_s > since})
+    servers = ask(settings.cluster, lambda name: Resolve(
+        config.token, name, recent, settings.cluster_models[:16], settings.cluster_memory_mib * 2**20),
+        authorities=others(TlsSettings).tls_ca, timeout_s=config.connect_timeout_s)
+    address = servers[0].address
+    with _lock:
+        _recent.append((time.monotonic(), address))
+    _log.info("%s leads to %s", settings.cluster, address)
+    return address

@@ -1,0 +1,165 @@
+"""Lists a server in its cluster's directory: the output of metrics ``directory``."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import attrs
+import msgspec
+from anyio.abc import ByteStream
+from anyio.from_thread import start_blocking_portal
+from anyio.streams.buffered import BufferedByteReceiveStream
+from djinn_lib_cluster.asking import DirectoryAddress, parse, reachable, trusting
+from djinn_lib_cluster.messages import (
+    MAX_LINE_BYTES,
+    MAX_MODELS,
+    Accepted,
+    DirectoryProblem,
+    Join,
+    LoadReport,
+    decoded,
+    encoded,
+)
+from djinn_lib_server.kinds.metrics import MetricsOutput, MetricsSource
+from djinn_lib_server.options import DirectoryOptions, ServeOptions
+from djinn_lib_service.settings import TlsSettings
+
+from djinn.errors import ConfigurationError
+from djinn.settings import Settings
+from djinn_directory.command import key_in
+
+__all__ = ("Announcement", "Announcements")
+
+EVERY_S = 1.0
+TIMEOUT_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+_log = logging.getLogger("djinn.server")
+
+
+class Announcement(MetricsOutput):
+    """Keeps a connection to a directory, and reports the server's load every second.
+
+    If the directory is gone, it tries to join again until it is back.
+
+    Args:
+        directory: The directory.
+        key: The secret that it knows servers by.
+        announced: The address that clients are given; empty for the server's own.
+        authorities: File with the authorities that are trusted; empty for the system's.
+        limit_bytes: Memory limit of the server; 0 if there is none.
+        source: What the server counts.
+
+    Concurrency:
+        `start` and `stop` are called by one thread; the task runs in another one.
+    """
+
+    def __init__(self, directory: DirectoryAddress, key: str, announced: str, authorities: str, limit_bytes: int,
+                 source: MetricsSource) -> None:
+        self._directory = directory
+        self._key = key
+        self._announced = announced
+        self._context = trusting(authorities) if directory.scheme == "tls" else None
+        self._limit_bytes = limit_bytes
+        self._source = source
+        self._running = ExitStack()
+
+    def start(self) -> None:
+        """Begin to announce the server."""
+        portal = self._running.enter_context(start_blocking_portal(name="djinn-directory"))
+        self._running.callback(portal.call, portal.stop, True)
+        portal.start_task_soon(self._run)
+
+    def stop(self) -> None:
+        """Leave the directory, which then names the server to nobody."""
+        self._running.close()
+
+    def export(self) -> None:
+        """Make a report, as for the directory."""
+        encoded(self._report())
+
+    def _report(self) -> LoadReport:
+        amounts = [found.amounts for found in self._source.totals().values()]
+        models = [model for model in self._source.models() if not model.problem][:MAX_MODELS]
+        return LoadReport(
+            self._source.why_not_ready()[:1000], min(2**62, sum(each.sessions for each in amounts)),
+            min(2**62, sum(each.held_bytes for each in amounts)), self._limit_bytes,
+            tuple(text[:256] for model in models for text in (model.name, model.digest)))
+
+    async def _run(self) -> None:
+        pause_s, said = FIRST_PAUSE_S, ""
+        while True:
+            try:
+                await self._announce()
+            except (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead,
+                    anyio.DelimiterNotFound, msgspec.DecodeError, ConfigurationError) as error:
+                why = getattr(error, "summary", "") or str(error) or type(error).__name__
+                if why != said:
+                    _log.warning("not listed in the directory %s: %s", self._directory, why)
+                pause_s = FIRST_PAUSE_S if not said else min(2 * pause_s, LONGEST_PAUSE_S)
+                said = why
+            await anyio.sleep(pause_s)
+
+    async def _announce(self) -> None:
+        with anyio.fail_after(TIMEOUT_S):
+            stream: ByteStream = await (
+                anyio.connect_tcp(self._directory.host, self._directory.port) if self._context is None
+                else anyio.connect_tcp(self._directory.host, self._directory.port, ssl_context=self._context,
+                                       tls_standard_compatible=False))
+        async with stream:
+            with anyio.fail_after(TIMEOUT_S):
+                await stream.send(encoded(Join(self._key, self._directory.name, self._address())))
+                answer = decoded(await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_LINE_BYTES))
+            if isinstance(answer, DirectoryProblem):
+                raise ConfigurationError(answer.summary)
+            if not isinstance(answer, Accepted):
+                raise ConfigurationError("it is no directory")
+            _log.info("listed in the directory %s as %s", self._directory, self._address())
+            while True:
+                # The store may have to read files, and the counters of many tenants take time.
+                report = await anyio.to_thread.run_sync(self._report)
+                with anyio.fail_after(TIMEOUT_S):
+                    await stream.send(encoded(report))
+                await anyio.sleep(EVERY_S)
+
+    def _address(self) -> str:
+        """Return the address that clients are given; a server that listens on all addresses is known by its name."""
+        if self._announced:
+            return self._announced
+        found = self._source.address
+        if found.startswith("unix:"):
+            return found
+        own = parse(found)
+        return str(attrs.evolve(own, host=reachable(own.host)))
+
+
+class Announcements:
+    """The output ``directory``; see `djinn_lib_server.kinds.metrics.MetricsFactory`."""
+
+    name = "directory"
+
+    def __init__(self) -> None:
+        self._settings = Settings()
+
+    def use_settings(self, settings: Settings) -> None:
+        """Use the authorities of the server's settings."""
+        self._settings = settings
+
+    def open(self, options: ServeOptions, source: MetricsSource) -> MetricsOutput | None:
+        """Open the output, if ``--directory`` is given."""
+        given = options.directory
+        if not given.address:
+            return None
+        if not given.key:
+            raise ConfigurationError("--directory needs --directory-key.",
+                                     hint="Give the file that `djinn directory --key` has made.")
+        return Announcement(parse(given.address), key_in(Path(given.key)), given.announced,
+                            self._settings(TlsSettings).tls_ca, options.limits.memory_bytes, source)
+
+    def sample(self, folder: Path) -> ServeOptions:
+        """Return options with a directory that does not answer; see `djinn_lib_server.kinds.SamplingMetricsFactory`."""
+        key_in(folder / "key", makes=True)
+        return ServeOptions(directory=DirectoryOptions("tcp://127.0.0.1:9/sample", str(folder / "key")))

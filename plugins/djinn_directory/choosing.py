@@ -1,0 +1,96 @@
+"""Which servers a directory names to a client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+from djinn_lib_cluster.messages import ListedServer, LoadReport, Resolve
+
+__all__ = ("MAX_NAMED", "STALE_S", "JoinedServer", "ServerListing")
+
+STALE_S = 10.0
+"""A server that has not reported its load for so long is not named."""
+SETTLING_S = 3.0
+"""How long a client that was led to a server counts as its session, before the server's own report includes it."""
+MAX_NAMED = 8
+
+
+@attrs.define(eq=False)
+class JoinedServer:
+    """A server that has joined.
+
+    Attributes:
+        address: Where clients reach it.
+        load: Its last report; ``None`` before the first.
+        reported_s: When that arrived.
+        led_s: When clients were led there, not long ago.
+    """
+
+    address: str
+    load: LoadReport | None = None
+    reported_s: float = 0.0
+    led_s: list[float] = attrs.field(factory=list)
+
+
+class ServerListing:
+    """The servers of a cluster.
+
+    Args:
+        clock: Returns the time in seconds.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._members: dict[str, JoinedServer] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def join(self, address: str) -> JoinedServer:
+        """Add a server. One that joins again replaces its previous entry."""
+        self._members[address] = member = JoinedServer(address)
+        return member
+
+    def leave(self, member: JoinedServer) -> None:
+        """Remove a server, unless it has joined again."""
+        if self._members.get(member.address) is member:
+            del self._members[member.address]
+
+    def report(self, member: JoinedServer, load: LoadReport) -> None:
+        """Replace a server's load."""
+        member.load, member.reported_s = load, self._clock()
+
+    def all(self) -> Iterator[ListedServer]:
+        """List all servers that have reported a load, by address."""
+        for address in sorted(self._members):
+            member = self._members[address]
+            if member.load is not None:
+                yield ListedServer(address, member.load)
+
+    def choose(self, wanted: Resolve) -> tuple[ListedServer, ...]:
+        """Name servers to a client, the best one first, and count the client as a session of that one.
+
+        Servers are preferred that the client was not given a moment ago, then those that have all its models, then
+        those with enough memory left, then those with the fewest sessions, then those with the least memory in use.
+        """
+        now = self._clock()
+        ranked = sorted(((self._rank(member, member.load, wanted, now), member) for member in self._members.values()
+                         if member.load is not None and not member.load.problem and now - member.reported_s < STALE_S),
+                        key=lambda each: each[0])
+        if ranked:
+            ranked[0][1].led_s.append(now)
+        return tuple(ListedServer(member.address) for _, member in ranked[:MAX_NAMED])
+
+    @staticmethod
+    def _rank(member: JoinedServer, load: LoadReport, wanted: Resolve, now: float
+              ) -> tuple[bool, bool, bool, int, float, str]:
+        member.led_s = [led_s for led_s in member.led_s if now - led_s < SETTLING_S]
+        lacks_memory = 0 < load.limit_bytes < load.held_bytes + wanted.memory_bytes
+        part = load.held_bytes / load.limit_bytes if load.limit_bytes else 0.0
+        return (member.address in wanted.recent, not set(wanted.models) <= set(load.models), lacks_memory,
+                load.sessions + len(member.led_s), part, member.address)

@@ -1,0 +1,176 @@
+"""The command ``djinn directory``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from djinn_lib_cluster.asking import DirectoryAddress, reachable
+
+from djinn.errors import ConfigurationError, RefusedError
+
+if TYPE_CHECKING:
+    from djinn_lib_server.kinds.authenticator import Authenticator
+
+__all__ = ("directory", "key_in")
+
+USAGE_ERROR = 2
+MIN_KEY_CHARACTERS = 16
+MAX_TOKEN_CHARACTERS = 4096
+
+
+def directory(
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 127.0.0.1 or ::1 for this machine only.")
+                    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 finds a free one.")] = 0,
+    name: Annotated[str, typer.Option("--name", help="Name of the cluster.")] = "default",
+    key: Annotated[str, typer.Option(
+        "--key", metavar="PATH", help="File with the secret that servers present to be listed, and that lists them; "
+                                      "it is made if there is none.")] = "",
+    token: Annotated[str, typer.Option(
+        "--token", envvar="DJINN_TOKEN", show_default=False, metavar="TEXT",
+        help="Secret that clients must present, as that of djinn serve. Prefer the variable.")] = "",
+    tokens: Annotated[str, typer.Option(
+        "--tokens", metavar="PATH", help="Answer clients whose token is in this file; see djinn token.")] = "",
+    tls_cert: Annotated[str, typer.Option(
+        "--tls-cert", metavar="PATH", help="Encrypt connections with this certificate: a PEM file with its chain.")
+        ] = "",
+    tls_key: Annotated[str, typer.Option(
+        "--tls-key", metavar="PATH", help="The certificate's key, if it is in a separate file.")] = "",
+    with_parent: Annotated[bool, typer.Option(
+        "--with-parent", help="End when the process that started this one has ended.")] = False,
+) -> None:
+    """Lead the clients of a cluster to its servers: to the least loaded one that fits.
+
+    Prints one line, "djinn directory tls://HOST:PORT/NAME", once it accepts connections; give that address to clients
+    as DJINN_CLUSTER or djinn.init(cluster=...), and to servers with --directory. No session runs through a directory.
+    """
+    from djinn_lib_server.exposure import check_exposure
+    from djinn_lib_server.options import AddressOptions, ServeOptions, TlsOptions, TokenOptions
+
+    from djinn.plugins import DEFAULTS
+    from djinn.plugins.manager import Plugins
+    from djinn.session.logs import configure
+    from djinn.settings import Config
+
+    parent = os.getppid() if with_parent else 0
+    try:
+        plugins = Plugins.load(kinds=("authenticator",))
+        plugins.configure({"log_level": os.environ.get("DJINN_LOG_LEVEL") or "INFO"}, os.environ)
+        configure(plugins.settings(Config))
+        options = ServeOptions(AddressOptions(host, port), tokens=TokenOptions(token, tokens),
+                               tls=TlsOptions(tls_cert, tls_key))
+        factory = plugins.choose("authenticator", DEFAULTS["authenticator"])
+        check_exposure(host, is_encrypted=bool(tls_cert), needs_token=factory.check(options))
+        context = _context(tls_cert, tls_key) if tls_cert else None
+        secret = key_in(Path(key), makes=True) if key else secrets.token_urlsafe(32)
+        sock = _listening(host, port)
+        authenticator: Authenticator = factory.open(options)
+    except ConfigurationError as error:
+        typer.echo(f"djinn: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    address = DirectoryAddress("tls" if tls_cert else "tcp", reachable(host), sock.getsockname()[1], name)
+    _run(sock, name, secret, _checking(authenticator), context, str(address), parent)
+
+
+def key_in(path: Path, *, makes: bool = False) -> str:
+    """Read the secret that servers share with their directory.
+
+    Args:
+        path: Its file.
+        makes: Whether to make one if there is none.
+
+    Raises:
+        ConfigurationError: The file cannot be used, or others can read it.
+    """
+    try:
+        if makes and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
+                file.write(secrets.token_urlsafe(32) + "\n")
+        is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The key {path} cannot be read: {error}.",
+                                 hint="Give the file that `djinn directory --key` has made.") from None
+    if is_exposed:
+        raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run chmod 600 {path}.")
+    if len(found) < MIN_KEY_CHARACTERS:
+        raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
+                                 hint="Remove the file, and let `djinn directory --key` make another one.")
+    return found
+
+
+def _context(cert: str, key: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(cert, key or None, password=lambda: b"")
+    except OSError as error:
+        raise ConfigurationError(f"The certificate and key of {cert} cannot be used: {error.strerror or error}.",
+                                 hint="Give PEM files that this user can read, and the certificate's key without a "
+                                      "password.") from None
+    return context
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(target, family=family, backlog=128)
+    except OSError as error:
+        raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.",
+                                 hint="Choose a free port (0 finds one) and an address of this machine.") from None
+
+
+def _checking(authenticator: Authenticator) -> Callable[[str], None]:
+    def check(token: str) -> None:
+        """Let an authenticator decide; one that fails admits nobody."""
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            raise RefusedError("The token is too long.")
+        try:
+            authenticator.authenticate(token)
+        except RefusedError as error:
+            if len(token) >= MIN_KEY_CHARACTERS and token in str(error):
+                raise RefusedError("The token is wrong.") from None
+            raise
+        except Exception:  # noqa: BLE001  # an exception's text may contain the token
+            raise RefusedError("The token could not be checked.") from None
+
+    return check
+
+
+def _run(sock: socket.socket, name: str, key: str, check_token: Callable[[str], object],
+         context: ssl.SSLContext | None, address: str, parent: int) -> None:
+    """Answer until a signal arrives, or until the parent has ended."""
+    import anyio
+    from anyio.abc import SocketListener
+    from djinn_lib_server.parents import await_parent_end
+
+    from djinn_directory.endpoint import DirectoryEndpoint
+
+    async def run() -> None:
+        async with anyio.create_task_group() as tasks:
+            async def await_parent() -> None:
+                await await_parent_end(parent)
+                tasks.cancel_scope.cancel()
+
+            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                listener = await SocketListener.from_socket(sock)
+                tasks.start_soon(DirectoryEndpoint(name, key, check_token, context).run, listener)
+                if parent:
+                    tasks.start_soon(await_parent)
+                sys.stdout.write(f"djinn directory {address}\n")
+                sys.stdout.flush()
+                async for _ in signals:
+                    tasks.cancel_scope.cancel()
+                    break
+
+    anyio.run(run)

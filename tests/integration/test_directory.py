@@ -1,0 +1,255 @@
+"""The directory of a cluster: which servers it names, to whom, and what it makes of anything else."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.abc import SocketListener
+from anyio.from_thread import start_blocking_portal
+from djinn_cluster.settings import ClusterSettings
+from djinn_conformance.certificates import certificates
+from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
+from djinn_directory.command import key_in
+from djinn_directory.endpoint import DirectoryEndpoint
+from djinn_lib_cluster.asking import ask, parse
+from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
+
+from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
+from djinn.plugins import Plugins
+from djinn.session.connecting import connect
+from djinn.settings import Config
+
+KEY, TOKEN = "k" * 20, "a-long-token"
+LOADS = [LoadReport(problem, sessions, held, limit, models)
+         for problem in ("", "it drains") for sessions in (0, 2) for held in (0, 80) for limit in (0, 100)
+         for models in ((), ("gpt2",))]
+
+
+def addresses(servers: Any) -> list[str]:
+    return [server.address for server in servers]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_server_is_named_first(seed: int) -> None:
+    """Of two servers that are named one after the other, the first is not worse where they first differ."""
+    draw, now = random.Random(seed), itertools.count()
+    listing = ServerListing(lambda: 0.0)
+    loads = {f"tcp://host:{next(now)}": draw.choice(LOADS) for _ in range(draw.randrange(8))}
+    for address, load in loads.items():
+        listing.report(listing.join(address), load)
+    listing.join("tcp://host:99")  # it has not reported
+    wanted = Resolve("", recent=tuple(draw.sample(list(loads), min(2, len(loads)))),
+                     models=draw.choice([(), ("gpt2",), ("gpt2", "llama")]), memory_bytes=draw.choice([0, 30]))
+
+    def faults(address: str) -> list[float]:
+        load = loads[address]
+        return [address in wanted.recent, any(model not in load.models for model in wanted.models),
+                load.limit_bytes > 0 and load.limit_bytes - load.held_bytes < wanted.memory_bytes, load.sessions,
+                load.held_bytes / (load.limit_bytes or float("inf"))]
+
+    found = addresses(listing.choose(wanted))
+    assert set(found) == {address for address, load in loads.items() if not load.problem}
+    assert all(faults(one) <= faults(other) for one, other in itertools.pairwise(found))
+
+
+def test_clients_that_come_together_are_spread_and_servers_that_are_silent_are_not_named() -> None:
+    clock = [0.0]
+    listing = ServerListing(lambda: clock[0])
+    members = [listing.join(f"tcp://host:{port}") for port in (1, 2, 3)]
+    for member in members:
+        listing.report(member, LoadReport())
+    led = [addresses(listing.choose(Resolve("")))[0] for _ in range(6)]
+    assert sorted(led) == sorted(2 * [member.address for member in members])
+    clock[0] = SETTLING_S
+    for member, sessions in zip(members, (5, 4, 6), strict=True):
+        listing.report(member, LoadReport(sessions=sessions))
+    assert addresses(listing.choose(Resolve("")))[0] == members[1].address
+    clock[0] += STALE_S
+    listing.report(members[2], LoadReport(sessions=9))
+    assert addresses(listing.choose(Resolve(""))) == [members[2].address]
+    again = listing.join(members[2].address)
+    listing.leave(members[2])  # the connection before
+    listing.report(again, LoadReport())
+    assert addresses(listing.all()) == [member.address for member in members]
+
+
+def check(token: str) -> None:
+    if token != TOKEN:
+        raise RefusedError("The token is wrong.")
+
+
+@contextmanager
+def running(context: ssl.SSLContext | None = None) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as sock, start_blocking_portal() as portal:
+        port = sock.getsockname()[1]
+
+        async def run() -> None:
+            await DirectoryEndpoint("lab", KEY, check, context).run(await SocketListener.from_socket(sock.dup()))
+
+        task = portal.start_task_soon(run)
+        yield f"{'tls' if context else 'tcp'}://127.0.0.1:{port}/lab"
+        task.cancel()
+
+
+@pytest.fixture(scope="module")
+def directory() -> Iterator[str]:
+    with running() as address:
+        yield address
+
+
+def connected(directory: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", parse(directory).port), timeout=20)
+
+
+def answer_of(directory: str, data: bytes) -> dict[str, Any]:
+    with connected(directory) as sock:
+        sock.sendall(data)
+        return dict(json.loads(sock.makefile("rb").readline() or b"{}"))
+
+
+def resolve(directory: str, token: str = TOKEN, authorities: str = "") -> list[str]:
+    return addresses(ask(directory, lambda name: Resolve(token, name), authorities=authorities))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def listed(directory: str) -> list[str]:
+    return addresses(ask(directory, lambda _: ListServers(KEY)))
+
+
+def test_a_server_is_named_as_long_as_its_connection_lasts(directory: str) -> None:
+    with pytest.raises(RefusedError, match="none has joined"):
+        resolve(directory)
+    with connected(directory) as server:
+        server.sendall(encoded(Join(KEY, "lab", "tcp://host:1")))
+        assert json.loads(server.makefile("rb").readline()) == {"type": "accepted"}
+        server.sendall(encoded(LoadReport("it drains")))
+        until(lambda: listed(directory) == ["tcp://host:1"])
+        with pytest.raises(RefusedError, match="no server where a session can begin: it drains"):
+            resolve(directory)
+        server.sendall(encoded(LoadReport()))
+        until(lambda: not ask(directory, lambda _: ListServers(KEY))[0].load.problem)  # type: ignore[union-attr]  # operators are given it
+        assert resolve(directory) == ["tcp://host:1"]
+    until(lambda: not listed(directory))
+
+
+@pytest.mark.parametrize(("request_of", "code"), [
+    (Join("another key", "lab", "tcp://host:6"), "DJ305"), (Join(KEY, "home", "tcp://host:6"), "DJ305"),
+    (ListServers("another key"), "DJ305"), (Resolve("another token", "lab"), "DJ305"),
+    (Resolve(TOKEN, "home"), "DJ305"), (LoadReport(), "DJ303")], ids=str)
+def test_those_without_key_or_token_and_those_at_another_cluster_are_refused(
+        request_of: Any, code: str, directory: str) -> None:
+    answer = answer_of(directory, encoded(request_of))
+    assert (answer["type"], answer["code"]) == ("problem", code)
+    assert KEY not in str(answer)
+    assert listed(directory) == []
+
+
+@pytest.mark.parametrize("data", [
+    b"\n", b"{}\n", b"null\n", b"\xff\xfe\n", b"[" * 20000 + b"\n", b"a" * (MAX_LINE_BYTES + 1),
+    b'{"type":"resolve","token":' + b'{"a":' * 3000 + b"\n", b'{"type":"join","key":1,"name":"","address":"a"}\n',
+    b'{"type":"resolve","token":"\\ud800"}\n',
+    encoded(Resolve(TOKEN, memory_bytes=0)).replace(b'"memory_bytes":0', b'"memory_bytes":-1'),
+    encoded(Resolve("t" * 5000))], ids=range(11))
+def test_malformed_lines_end_their_connection_and_no_other(data: bytes, directory: str) -> None:
+    with connected(directory) as server:
+        server.sendall(encoded(Join(KEY, "", "tcp://host:1")) + encoded(LoadReport()))
+        until(lambda: bool(listed(directory)))
+        answer = answer_of(directory, data)
+        assert (answer["type"], answer["code"]) == ("problem", "DJ303"), answer
+        assert resolve(directory) == ["tcp://host:1"]
+    until(lambda: not listed(directory))
+
+
+def test_a_server_that_reports_nonsense_leaves(directory: str) -> None:
+    with connected(directory) as server:
+        server.sendall(encoded(Join(KEY, "", "tcp://host:1")) + encoded(LoadReport())
+                       + b'{"type":"load","sessions":-1}\n')
+        lines = [json.loads(line) for line in server.makefile("rb")]
+    assert [line["type"] for line in lines] == ["accepted", "problem"]
+    until(lambda: not listed(directory))
+
+
+def test_an_encrypted_directory_is_known_by_its_certificate() -> None:
+    made = certificates()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.server)
+    with running(context) as address:
+        with pytest.raises(RefusedError, match="none has joined"):
+            resolve(address, authorities=made.authority)
+        with pytest.raises(TransportError, match="does not answer: .*certificate"):
+            resolve(address)
+        with pytest.raises(TransportError, match="does not answer"):
+            resolve(address.replace("tls://", "tcp://"))
+        with pytest.raises(RefusedError, match="The token is wrong"):
+            resolve(address, "another", authorities=made.authority)
+
+
+def test_a_key_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "key"
+    made = key_in(path, makes=True)
+    assert (key_in(path), key_in(path, makes=True), path.stat().st_mode & 0o777) == (made, made, 0o600)
+    path.chmod(0o640)
+    with pytest.raises(ConfigurationError, match="Others can read"):
+        key_in(path)
+    path.write_text("short")
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="fewer than"):
+        key_in(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        key_in(tmp_path / "none")
+
+
+@pytest.mark.parametrize("address", ["", "lab", "tls://head", "tls://head:0/lab", "ray://head:1/lab", "tls://:7/lab",
+                                     "tls://head:7/lab/more", "tls://head:70000", "tls://me@head:7/lab", "tls://h:7?a=b"])
+def test_addresses_that_are_none_are_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not the address of a directory"):
+        parse(address)
+    assert str(parse("tls://[::1]:7700/lab/")) == "tls://[::1]:7700/lab"
+
+
+def test_an_answer_of_something_else_is_a_protocol_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock, start_blocking_portal() as portal:
+        def answer() -> None:
+            for line in (b"hello\n", b'{"type":"accepted"}\n', b"no end"):
+                with sock.accept()[0] as client:
+                    client.recv(1000)
+                    client.sendall(line)
+
+        answering = portal.start_task_soon(_in_thread, answer)
+        address = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+        for kind in (ProtocolError, ProtocolError, TransportError):
+            with pytest.raises(kind):
+                resolve(address)
+        answering.result(20)
+
+
+async def _in_thread(function: Callable[[], None]) -> None:
+    from anyio.to_thread import run_sync
+
+    await run_sync(function)
+
+
+def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_environment() -> None:
+    plugins = Plugins.configured({"cluster": "tcp://127.0.0.1:1/lab", "server": None}, {"DJINN_SERVER": "tcp://host:2"})
+    assert plugins.settings(Config).addresses == ("",)
+    with pytest.raises(TransportError, match="The directory tcp://127.0.0.1:1/lab does not answer"):
+        connect(plugins, "")
+    plugins = Plugins.configured({"server": "tcp://host:2"}, {"DJINN_CLUSTER": "tcp://127.0.0.1:1/lab"})
+    assert plugins.settings(Config).addresses == ("tcp://host:2",)
+    assert not plugins.settings(ClusterSettings).cluster
