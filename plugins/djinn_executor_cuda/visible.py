@@ -21,7 +21,7 @@ def count(environ: Mapping[str, str]) -> int:
     """Count the devices, without starting CUDA if that can be avoided: a process that has started it must not fork.
 
     PyTorch asks the driver's management library, except for instances of MIG, for which it would start CUDA. CUDA would
-    find one of them; here each counts, since each can be given to a process of its own.
+    find one of them; here each counts, since each can be given to another process.
     """
     given = environ.get(VISIBLE, "")
     if given.startswith(_INSTANCE) and torch.version.cuda is not None:

@@ -126,7 +126,7 @@ def packed_network(named: Named) -> None:
 
 
 def recurrent_network_backward(named: Named) -> None:
-    """Check the gradients of a network's results, and what it was computed from."""
+    """Check the gradients of a network's results, and its operands."""
     tensor, states = named["input"], named["hx"]
     if named["batch_sizes"]:
         packed_network({**{name: item for name, item in named.items() if name != "input"}, "data": tensor})

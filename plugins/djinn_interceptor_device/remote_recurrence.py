@@ -1,4 +1,4 @@
-"""Stacks of recurrent layers on a device that computes each with one call of its own library.
+"""Stacks of recurrent layers on a device whose library computes each with one call.
 
 Without gradients, and forward, a stack is one operation; so is its backward pass. That is what local PyTorch does on a
 CUDA device, with cuDNN.

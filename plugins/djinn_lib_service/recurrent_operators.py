@@ -118,7 +118,7 @@ def _by_cudnn(
     batch_first: bool,
 ) -> list[torch.Tensor]:
     hidden, cell = hx[0].contiguous(), hx[1].contiguous() if mode == LSTM else None
-    # With projections, the cells are wider than what they give.
+    # With projections, the cells are wider than the outputs.
     width = hidden.shape[2] if cell is None else cell.shape[2]
     projected = 0 if width == hidden.shape[2] else hidden.shape[2]
     each = (4 if has_biases else 2) + bool(projected)

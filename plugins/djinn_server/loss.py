@@ -43,7 +43,7 @@ class DeviceLoss:
         self._blamed: object = None
 
     def is_anothers(self, session: object) -> bool:
-        """Whether the device is lost, and another session is blamed: then a failure of this one is none of its own."""
+        """Whether the device is lost, and another session is blamed: then a failure of this one has another cause."""
         return self._look(session) and self._blamed is not session
 
     def check(self, session: object, tell: Callable[[DjinnError], None],

@@ -86,10 +86,10 @@ def _limit_in(file: str) -> int:
 class SpareMemory:
     """Gives memory that a process keeps for reuse back to the device when other processes have little left there.
 
-    An allocator keeps what was freed. A process that needs memory itself uses this first; another one cannot.
+    An allocator keeps freed memory. A process that needs memory itself uses this first; another one cannot.
 
     Args:
-        executor: The device. One that does not tell what it reserves has nothing to give back.
+        executor: The device. One that reports no reserved memory has nothing to give back.
 
     Concurrency:
         One thread.
