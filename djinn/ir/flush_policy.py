@@ -53,10 +53,9 @@ class AdaptiveFlush:
     def is_due(self, nodes: Sequence[Node]) -> bool:
         """Whether ``nodes``, at least `limit` of them, form a complete piece."""
         # Another thread may submit the nodes meanwhile.
-        last = nodes[-2:]
-        if self._is_fixed or len(last) < 2:
+        tail = tuple([node.signature.template_number for node in nodes[-2:]])
+        if self._is_fixed or len(tail) < 2:
             return True
-        tail = last[0].signature.template_number, last[1].signature.template_number
         if len(nodes) >= 2 * self.limit:
             pairs = Counter(pairwise(node.signature.template_number for node in nodes))
             self._landmark = min(pairs, key=pairs.__getitem__, default=None)

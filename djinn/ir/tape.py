@@ -145,9 +145,8 @@ def without_dead(nodes: Sequence[Node], released: set[int]) -> list[Node]:
     used: set[Slot] = set()
     alive: list[Node] = []
     for node in reversed(nodes):
-        first = node.outputs[0] if node.outputs else None  # Mostly the only one.
-        if (first is None or first.number not in released or first in used or node.signature.has_effect
-                or any(s.number not in released or s in used for s in node.outputs[1:])):
+        if node.signature.has_effect or not used.isdisjoint(node.outputs) or (
+                not released.issuperset([slot.number for slot in node.outputs])):
             used.update(node.inputs)
             alive.append(node)
     alive.reverse()

@@ -243,8 +243,7 @@ def scan(items: Any, key: list[Any], slots: list[Slot], numbers: list[Any], eras
             first = type(item[0]) if item else None
             if (first is int or first is float) and len({*map(type, item)}) == 1:
                 plain = tuple(item)  # The garbage collector stops tracking tuples of numbers.
-                key.append(plain)
-                key.append(first)
+                key += (plain, first)
                 numbers.append(plain)
             else:
                 key.append(len(item))

@@ -42,15 +42,14 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> ProgramLayout:
     keep: list[int] = []
     outputs: list[int] = []
     produced = 0
-    known, add = operands.get, key.append
     for node in nodes:
-        add(node.signature.template_number)
+        key.append(node.signature.template_number)
         for slot in node.inputs:
-            operand = known(slot)
+            operand = operands.get(slot)
             if operand is None:
                 inputs.append(slot.number)
                 operand = operands[slot] = -len(inputs)
-            add(operand)
+            key.append(operand)
         numbers += node.numbers
         for slot in node.outputs:
             operands[slot] = produced
@@ -58,7 +57,7 @@ def lay_out(nodes: Sequence[Node], released: set[int]) -> ProgramLayout:
                 keep.append(produced)
                 outputs.append(slot.number)
             produced += 1
-        add(produced)
+        key.append(produced)
     key += keep
     return ProgramLayout(tuple(key), tuple(inputs), to_wire(numbers), tuple(keep), tuple(outputs))
 

@@ -33,7 +33,7 @@ MUTANTS = (
            "            key.append(item)\n            key.append(bool)", "            key.append(bool)",
            within="hann_window.periodic"),
     mutant("plan-key-without-lists", "session.operations_equal", "djinn.record.recorder:scan",
-           "                key.append(plain)\n", "", within="permute flip sum.dim_IntList"),
+           "key += (plain, first)", "key += (first,)", within="permute flip sum.dim_IntList"),
     mutant("real-number-erased-where-it-sizes", "session.operations_equal",
            "djinn_shapes_meta.shapes:MetaShapes.depends_on_numbers",
            "return not takes_tensors or", "return", "facts.name.startswith(_SIZED_BY_NUMBERS)", "False",
