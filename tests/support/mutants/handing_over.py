@@ -135,6 +135,8 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    mutant("learned-for-good", "session.known_exact", "djinn_known_values.values:KnownValues.written",
+           "self.written_storage(slot.storage)", "pass"),
     mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
            "self._readers.get(number, ())", "()"),
     mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
