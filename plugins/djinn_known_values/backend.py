@@ -44,8 +44,8 @@ with that result.
 class KnowingBackend(BackendWrapper):
     """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
 
-    It also answers again what was asked about other values, until these are written: see `RememberedAnswers`. It looks
-    at recorded operations when something is about to be sent or asked for, never while they are recorded.
+    It also repeats answers about other values, until these are written: see `RememberedAnswers`. It looks at recorded
+    operations when something is about to be sent or asked for, never while they are recorded.
 
     Args:
         plain: The backend that does the work.

@@ -19,7 +19,7 @@ from djinn.wire.messages import Description
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
 from djinn_known_values.operators import gives_new_shapes, is_integer_spec, is_integer_tensor
 
-__all__ = ("KnownValues", "Unknown", "Value")
+__all__ = ("KnownValue", "KnownValues", "Unknown")
 
 MAX_VALUES = 4096
 """Values that are known at once; the oldest are dropped."""
@@ -50,13 +50,13 @@ class _Call:
     """
 
     node: Node | None
-    operands: tuple[Value, ...]
+    operands: tuple[KnownValue, ...]
     pending: int
     results: Sequence[Any] = ()
 
 
 @attrs.define(eq=False)
-class Value:
+class KnownValue:
     """One value.
 
     Attributes:
@@ -81,7 +81,7 @@ class Value:
         return self.tensor is not None or (self.call is not None and self.call.node is None)
 
 
-_Lacks: TypeAlias = "dict[int, Value] | None"
+_Lacks: TypeAlias = "dict[int, KnownValue] | None"
 
 
 class KnownValues:
@@ -99,7 +99,7 @@ class KnownValues:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._values: OrderedDict[int, Value] = OrderedDict()
+        self._values: OrderedDict[int, KnownValue] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
         self._calls: dict[Template, BoundCall] = {}
 
@@ -113,7 +113,7 @@ class KnownValues:
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
         """Take over the value of a new storage."""
-        self._add(Value(Slot(number, number), number, tensor=tensor))
+        self._add(KnownValue(Slot(number, number), number, tensor=tensor))
 
     def compute(self, node: Node) -> None:
         """Note an operation; its results are known if all its operands are."""
@@ -123,7 +123,7 @@ class KnownValues:
             if value is None:
                 if not self._is_small(spec):
                     return
-                value = self._add(Value(slot, slot.storage, is_small=True))
+                value = self._add(KnownValue(slot, slot.storage, is_small=True))
             operands.append(value)
         if len(operands) < len(node.inputs):
             return
@@ -138,7 +138,7 @@ class KnownValues:
             except Unknown:
                 return
         for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
-            self._add(Value(slot, slot.storage, call, position, result is not None and self._is_small(result)))
+            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self._is_small(result)))
 
     def read(self, slots: Sequence[Slot]) -> list[Any] | None:
         """Return values, which the caller then owns; ``None`` if one of them is not known."""
@@ -157,7 +157,7 @@ class KnownValues:
             return None
         return [Description(DTYPE_NAMES[value.dtype], tuple(value.size()), value.stride(), 0) for value in values]
 
-    def lacking(self, slot: Slot) -> list[Value]:
+    def lacking(self, slot: Slot) -> list[KnownValue]:
         """List what would have to be fetched so that a value, and those made of the same, can be computed."""
         value = self._values.get(slot.number)
         found = None if value is None else self._lacks(value, {}, may_lack=True)
@@ -175,7 +175,7 @@ class KnownValues:
         if not isinstance(fetched, torch.Tensor) or not is_integer_tensor(fetched) or (
                 fetched.nbytes > self._limit_bytes):
             return
-        value = self._values.get(slot.number) or self._add(Value(slot, slot.storage))
+        value = self._values.get(slot.number) or self._add(KnownValue(slot, slot.storage))
         with torch.inference_mode(mode=False):
             value.tensor = fetched.detach().clone()
 
@@ -204,7 +204,7 @@ class KnownValues:
     def _is_small(self, spec: TensorSpec) -> bool:
         return is_integer_spec(spec) and spec.size_bytes <= self._limit_bytes
 
-    def _add(self, value: Value) -> Value:
+    def _add(self, value: KnownValue) -> KnownValue:
         number = value.slot.number
         self._values[number] = value
         self._storages.setdefault(value.storage, set()).add(number)
@@ -221,8 +221,8 @@ class KnownValues:
         if not others:
             del self._storages[value.storage]
 
-    def _lacks(self, value: Value, seen: dict[int, _Lacks], *, may_lack: bool) -> _Lacks:
-        """Return what has to be fetched so that a value can be computed; ``None`` if that does not suffice."""
+    def _lacks(self, value: KnownValue, seen: dict[int, _Lacks], *, may_lack: bool) -> _Lacks:
+        """Return the values to fetch so that another can be computed; ``None`` if that does not suffice."""
         if value.is_computed:
             return {}
         if id(value) in seen:
@@ -239,7 +239,7 @@ class KnownValues:
         seen[id(value)] = found
         return found
 
-    def _result(self, value: Value) -> Any:
+    def _result(self, value: KnownValue) -> Any:
         if value.tensor is not None:
             return value.tensor
         if value.call is None:

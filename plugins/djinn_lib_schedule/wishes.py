@@ -39,7 +39,7 @@ class Wishes:
                 self.slots = [slot for slot in self.slots if slot.number != number]
 
     def take_freed(self) -> list[int]:
-        """Return what was freed since the last time."""
+        """Return the values that were freed since the last time."""
         freed, self.freed = self.freed or [], []
         return freed
 
