@@ -41,6 +41,10 @@ _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: a.max(), lambda a, b, n: a.masked_fill(a > 1, n),
     lambda a, b, n: a.t() if a.dim() == 2 else a.flip(0),
     lambda a, b, n: torch.zeros_like(a) - n, lambda a, b, n: a // max(n, 1), lambda a, b, n: a.argmax(),
+    # Whatever the other operand is, and nobody knows it, one decides.
+    lambda a, b, n: (a == n) | (b.reshape(-1)[0] * 1.5 > n), lambda a, b, n: (b.reshape(-1)[0] * 1.5).long() & (a != n),
+    lambda a, b, n: (a * 0.5).long() * (b.reshape(-1)[0] - n),
+    lambda a, b, n: torch.logical_and(a * 1.5 < n, a), lambda a, b, n: torch.logical_or(a, b.reshape(-1)[0] / 2),
     lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
 )
 _WRITTEN: tuple[Call, ...] = (

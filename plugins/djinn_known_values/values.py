@@ -17,7 +17,7 @@ from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.messages import Description
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
-from djinn_known_values.operators import gives_new_shapes, is_integer_spec, is_integer_tensor
+from djinn_known_values.operators import ABSORBING, absorbed, gives_new_shapes, is_integer_spec, is_integer_tensor
 
 __all__ = ("KnownValue", "KnownValues", "Unknown")
 
@@ -25,6 +25,8 @@ MAX_VALUES = 4096
 """Values that are known at once; the oldest are dropped."""
 MAX_PENDING = 64
 """Operations that one value may still have to be computed of; then it is computed at once, or is unknown if large."""
+MAX_ABSORBING = 256
+"""Elements of a result that one operand may decide. To look at the operand takes time at each call."""
 MAX_CALLS = 1024
 """Operators with their arguments that are kept ready."""
 MAX_LACKING = 4
@@ -116,7 +118,9 @@ class KnownValues:
         self._add(KnownValue(Slot(number, number), number, tensor=tensor))
 
     def compute(self, node: Node) -> None:
-        """Note an operation; its results are known if all its operands are."""
+        """Note an operation; its results are known if all its operands are, or if one of them decides."""
+        if node.signature.template.operator in ABSORBING and self._absorb(node):
+            return
         operands = []
         for slot, spec in zip(node.inputs, node.signature.operands, strict=False):
             value = self._values.get(slot.number)
@@ -139,6 +143,25 @@ class KnownValues:
                 return
         for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
             self._add(KnownValue(slot, slot.storage, call, position, result is not None and self._is_small(result)))
+
+    def _absorb(self, node: Node) -> bool:
+        """Note the result of an operation that one operand decides: the end of a loop that has reached its length."""
+        spec = node.signature.results[0]
+        if spec is None or spec.size.numel() > MAX_ABSORBING:
+            return False
+        known = [value for slot in node.inputs if (value := self._values.get(slot.number)) is not None
+                 and self._lacks(value, {}, may_lack=False) is not None]
+        if len(known) != 1:
+            return False
+        try:
+            element = absorbed(node.signature.template.operator, self._result(known[0]), spec)
+        except Unknown:
+            return False
+        if element is None:
+            return False
+        with torch.inference_mode(mode=False):
+            self.put(node.outputs[0].number, torch.full(spec.size, element, dtype=spec.dtype, device=_CPU))
+        return True
 
     def read(self, slots: Sequence[Slot]) -> list[Any] | None:
         """Return values, which the caller then owns; ``None`` if one of them is not known."""

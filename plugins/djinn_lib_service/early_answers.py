@@ -25,6 +25,7 @@ from djinn.ir.phase import ExecutionPhase
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Item, Plain, Poisoned, Result, Run, RunDelta
 from djinn.wire.tensors import header_of
+from djinn_lib_service.short_messages import encode
 from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, Speculator
 
 __all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
@@ -279,9 +280,9 @@ class EarlyAnswers:
         size_bytes = sum(expected.size_bytes for expected in self._expected) + sum(tensor.nbytes for tensor in tensors)
         if size_bytes > MAX_EARLY_BYTES or not self._is_quiet() or not self._channel.is_clear:
             return None
-        batches = [messages.encode(expected.batch) for expected in self._expected]
+        batches = [encode(expected.batch) for expected in self._expected]
         result = Result(tuple(items), run_ns=self._take_run_ns(),
-                        assumes=digest_of_batches([*batches, messages.encode(batch)]), since=self._received)
+                        assumes=digest_of_batches([*batches, encode(batch)]), since=self._received)
         if not self._channel.send_early(self._received + len(batches) + 1, result, tensors):
             return None
         self.sent += 1

@@ -1,8 +1,9 @@
-"""Frames: a fixed head, a msgpack header, and raw tensor bytes, each tensor aligned to 64 bytes.
+"""Frames: a head, a msgpack header, and raw tensor bytes, each tensor aligned to 64 bytes.
 
-::
+The long head, and the short one of small frames after the greeting::
 
     magic "DJNN" | version u16 | flags u16 | sequence u64 | header length u32 | reserved u32 | body length u64
+    mark "d" | body length u8, in units of 64 bytes | header length u16 | sequence u32
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from collections.abc import Sequence
 import msgspec
 
 from djinn.errors import ProtocolError, ProtocolVersionError
-from djinn.wire import messages
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Message, Result, TensorHeader, Upload, ValueTransfer
+from djinn.wire.messages import PROTOCOL_VERSION, Ack, Batch, Message, Result, TensorHeader, Upload, ValueTransfer
+from djinn_lib_service import short_messages
 from djinn_lib_service.tensor_bytes import check_header, size_bytes
 
 MAGIC = b"DJNN"
 HEAD = struct.Struct("<4sHHQIIQ")
+SHORT_MARK = ord("d")
+"""First byte of a short head."""
+SHORT_HEAD = struct.Struct("<BBHI")
 ALIGNMENT = 64
+_MAX_SHORT_BODY, _MAX_SHORT_HEADER, _MAX_SHORT_SEQUENCE = 255 * ALIGNMENT, 2**16 - 1, 2**32 - 1
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_BODY_BYTES = 64 * 2**30
 MAX_GREETING_BYTES = 4096
@@ -27,7 +32,7 @@ MAX_GREETING_BYTES = 4096
 
 
 class FrameHeader(msgspec.Struct, frozen=True):
-    """The decoded fixed part of a frame."""
+    """The decoded head of a frame."""
 
     sequence: int
     header_bytes: int
@@ -35,8 +40,21 @@ class FrameHeader(msgspec.Struct, frozen=True):
 
 
 def encode_head(sequence: int, header_bytes: int, body_bytes: int) -> bytes:
-    """Encode the fixed part of a frame."""
+    """Encode a long head."""
     return HEAD.pack(MAGIC, PROTOCOL_VERSION, 0, sequence, header_bytes, 0, body_bytes)
+
+
+def head_for(message: Message, sequence: int, header_bytes: int, body_bytes: int) -> bytes:
+    """Encode the head of a message: a short one if it is part of a session, and nothing is too large."""
+    if isinstance(message, (Batch, Result, Ack)) and sequence <= _MAX_SHORT_SEQUENCE and (
+            header_bytes <= _MAX_SHORT_HEADER and body_bytes <= _MAX_SHORT_BODY):
+        return SHORT_HEAD.pack(SHORT_MARK, body_bytes // ALIGNMENT, header_bytes, sequence)
+    return encode_head(sequence, header_bytes, body_bytes)
+
+
+def head_bytes(first: int) -> int:
+    """Return the length of a head whose first byte is given."""
+    return SHORT_HEAD.size if first == SHORT_MARK else HEAD.size
 
 
 def decode_head(
@@ -45,12 +63,26 @@ def decode_head(
     max_header_bytes: int = MAX_HEADER_BYTES,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> FrameHeader:
-    """Decode the fixed part of a frame and check its lengths against the limits.
+    """Decode a head and check its lengths against the limits.
 
     Raises:
         ProtocolVersionError: The magic is right, but the version is different.
         ProtocolError: Anything else is wrong. The stream cannot be used any further.
     """
+    if len(data) == SHORT_HEAD.size and data[0] == SHORT_MARK:
+        _, units, header_bytes, sequence = SHORT_HEAD.unpack(data)
+        body_bytes = units * ALIGNMENT
+    else:
+        sequence, header_bytes, body_bytes = _decode_long(data)
+    if header_bytes > max_header_bytes:
+        raise ProtocolError(f"A header of {header_bytes} bytes; {max_header_bytes} is the limit.")
+    if body_bytes > max_body_bytes:
+        raise ProtocolError(f"A body of {body_bytes} bytes; {max_body_bytes} is the limit.")
+    return FrameHeader(sequence, header_bytes, body_bytes)
+
+
+def _decode_long(data: bytes | bytearray | memoryview) -> tuple[int, int, int]:
+    """Return the sequence, the header's length and the body's."""
     if len(data) != HEAD.size:
         raise ProtocolError(f"A frame head has {HEAD.size} bytes, not {len(data)}.")
     magic, version, flags, sequence, header_bytes, reserved, body_bytes = HEAD.unpack(data)
@@ -61,11 +93,7 @@ def decode_head(
                                    hint="Install the same djinn release on both.")
     if flags or reserved:
         raise ProtocolError("Reserved bits of the frame head are set.")
-    if header_bytes > max_header_bytes:
-        raise ProtocolError(f"A header of {header_bytes} bytes; {max_header_bytes} is the limit.")
-    if body_bytes > max_body_bytes:
-        raise ProtocolError(f"A body of {body_bytes} bytes; {max_body_bytes} is the limit.")
-    return FrameHeader(sequence, header_bytes, body_bytes)
+    return sequence, header_bytes, body_bytes
 
 
 def decode_header(data: bytes | bytearray | memoryview, body_bytes: int) -> Message:
@@ -75,7 +103,7 @@ def decode_header(data: bytes | bytearray | memoryview, body_bytes: int) -> Mess
         ProtocolError: The header is not a message, or its tensors do not add up to the body.
     """
     try:
-        message = messages.decode(data)
+        message = short_messages.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError, OverflowError) as error:
         raise ProtocolError(f"The header is not a message: {error}.") from None
     expected = body_length(tensor_headers(message))

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from djinn_lib_service.early_answers import EarlyInbox
-from djinn_lib_service.frames import HEAD
+from djinn_lib_service.frames import head_bytes
 from djinn_lib_service.resumption import ClientEnd
 
 from djinn.errors import ProtocolError
@@ -40,7 +40,7 @@ class EarlyReplies:
         if batch.wants_reply:
             self._wanted = len(batch.fetch) + len(batch.describe)
         if self._inbox is not None:
-            self._inbox.sent(number, frame[HEAD.size:])
+            self._inbox.sent(number, frame[head_bytes(frame[0]):])
 
     def arrived(self, number: int, result: Result, tensors: list[torch.Tensor], answered: int) -> None:
         """Keep an early answer; see `djinn_lib_service.early_answers.EarlyInbox.arrived`.

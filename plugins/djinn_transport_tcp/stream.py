@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from djinn_lib_service.frames import (
-    HEAD,
     MAX_BODY_BYTES,
     MAX_HEADER_BYTES,
+    SHORT_HEAD,
     body_length,
     decode_head,
     decode_header,
-    encode_head,
+    head_bytes,
+    head_for,
     padding,
     tensor_headers,
 )
+from djinn_lib_service.short_messages import encode
 from djinn_lib_service.tensor_bytes import buffer_of, size_bytes
 
 from djinn.errors import ProtocolError
-from djinn.wire import messages
 from djinn.wire.messages import Message, TensorHeader
 from djinn_transport_tcp.memory import Reserve
 from djinn_transport_tcp.sockets import AHEAD_BYTES, ByteStream
@@ -89,10 +90,14 @@ class FrameStream:
             EOFError: The stream ends within the frame.
             OSError: The connection broke or stalled.
         """
-        data = self.stream.take(HEAD.size)
+        data: bytes | memoryview = self.stream.take(SHORT_HEAD.size)
         if not data:
             return None
-        if len(data) < HEAD.size:
+        length = head_bytes(data[0])
+        if length > len(data):
+            data = bytes(data)
+            data += self.stream.take(length - len(data))
+        if len(data) < length:
             raise _cut_short()
         head = decode_head(data, max_header_bytes=self.max_header_bytes, max_body_bytes=self.max_body_bytes)
         header = self._read_header(head.header_bytes)
@@ -108,14 +113,15 @@ class FrameStream:
     def is_whole(self) -> bool:
         """Whether `read` needs no further bytes: a frame without a body has arrived, or something that is no frame."""
         held = self.stream.ahead
-        if len(held) < HEAD.size:
+        length = head_bytes(held[0]) if held else 1
+        if len(held) < length:
             return False
         try:
-            head = decode_head(held[:HEAD.size], max_header_bytes=self.max_header_bytes,
+            head = decode_head(held[:length], max_header_bytes=self.max_header_bytes,
                                max_body_bytes=self.max_body_bytes)
         except ProtocolError:
             return True
-        return bool(head.body_bytes) or len(held) >= min(HEAD.size + head.header_bytes, AHEAD_BYTES)
+        return bool(head.body_bytes) or len(held) >= min(length + head.header_bytes, AHEAD_BYTES)
 
     def _read_header(self, length: int) -> bytearray | memoryview:
         if length <= AHEAD_BYTES:
@@ -173,7 +179,7 @@ def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -
     Ownership:
         The views do not keep the tensors alive.
     """
-    header = messages.encode(message)
+    header = encode(message)
     described = tensor_headers(message)
     body_bytes = 0
     if described or tensors:
@@ -181,7 +187,7 @@ def views_of(sequence: int, message: Message, tensors: Sequence[torch.Tensor]) -
         body_bytes = body_length(described)
     if len(header) > MAX_HEADER_BYTES or body_bytes > MAX_BODY_BYTES:
         raise ProtocolError(f"A frame of {len(header)} + {body_bytes} bytes is too large to be sent.")
-    views = [memoryview(encode_head(sequence, len(header), body_bytes) + header)]
+    views = [memoryview(head_for(message, sequence, len(header), body_bytes) + header)]
     for tensor in tensors:
         data = buffer_of(tensor)
         views += (data, _ZEROS[: padding(len(data))])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.frames import HEAD, encode_head
+from djinn_lib_service.frames import encode_head
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.options import ListenOptions
 from djinn_server.server import Server
@@ -25,6 +25,7 @@ from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, c
 from djinn_transport_tcp.listener import SocketChannel, listen
 from support.models.gpt2 import PROMPT, gpt2
 from support.network.fault_proxy import FaultProxy, ResetPeer
+from support.network.frames import split
 from support.processes.warm import WarmPython, clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 from support.servers.crashes import DEVICE, same, trained
@@ -177,17 +178,6 @@ def _add_one() -> tuple[Any, Any]:
     return messages.Define(1, piece.program), messages.Run(1, (1,), list(piece.numbers), ())
 
 
-def frames_of(data: bytes) -> list[bytes]:
-    """Cut what was recorded into frames."""
-    found = []
-    while len(data) >= HEAD.size:
-        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack(data[:HEAD.size])
-        length = HEAD.size + header_bytes + body_bytes
-        found.append(bytes(data[:length]))
-        data = data[length:]
-    return found
-
-
 def test_a_recorded_batch_that_is_sent_again_takes_effect_once(lenient: Any) -> None:
     define, run = _add_one()
     with FaultProxy(lenient.port, records=True) as proxy:
@@ -196,7 +186,7 @@ def test_a_recorded_batch_that_is_sent_again_takes_effect_once(lenient: Any) -> 
         connection.request(Batch([Upload(1, header_of(counter)), define]), [counter])
         connection.submit(Batch([run]), ())
         connection.request(SYNCHRONIZE, ())
-        recorded = frames_of(bytes(proxy.links[0].sent))
+        recorded = split(bytes(proxy.links[0].sent))
         assert len(recorded) == 4
         for frame in recorded[1:]:
             proxy.links[0].server.sendall(frame)

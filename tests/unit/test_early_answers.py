@@ -10,6 +10,7 @@ import attrs
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_service import short_messages
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.early_answers import MAX_EARLY, MAX_EARLY_BYTES, EarlyInbox, digest_of_batches
 from djinn_lib_service.resumption import ClientEnd, ServerEnd
@@ -19,7 +20,6 @@ from hypothesis import strategies as st
 from unit.test_lookahead import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
 
 from djinn.errors import ProtocolError
-from djinn.wire import messages
 from djinn.wire.messages import (
     GENERATOR_HANDLE,
     Batch,
@@ -65,7 +65,7 @@ class Pair:
         """Send a batch; return what the client takes for its answer."""
         batch = Batch([self.predictor.shorten(one) if isinstance(one, Run) else one for one in commands], fetch)
         self.number += 1
-        self.inbox.sent(self.number, memoryview(messages.encode(batch)))
+        self.inbox.sent(self.number, memoryview(short_messages.encode(batch)))
         self._arrive(arriving)
         early = self.inbox.take(self.number, len(fetch)) if fetch else None
         result, data = self.service.handle(batch, list(tensors), number=self.number)

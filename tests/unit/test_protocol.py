@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from djinn_lib_service import short_messages
 from djinn_lib_service.frames import (
     ALIGNMENT,
     HEAD,
@@ -18,6 +19,8 @@ from djinn_lib_service.frames import (
     decode_head,
     decode_header,
     encode_head,
+    head_bytes,
+    head_for,
     tensor_headers,
 )
 from djinn_lib_service.program_check import check_program
@@ -144,26 +147,30 @@ MESSAGES: dict[type[Any], st.SearchStrategy[Any]] = {
     Ack: st.builds(Ack),
     Starting: st.builds(Starting, st.floats(0, 1e6)),
     Goodbye: st.builds(Goodbye),
-    Batch: st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
+    Batch: st.builds(Batch, st.lists(st.builds(RunDelta, handles), min_size=1, max_size=5), tuples_of_handles)
+    | st.builds(Batch, st.lists(commands, max_size=5), tuples_of_handles, tuples_of_handles, st.booleans(),
                      st.booleans(), st.sampled_from(ExecutionPhase), st.booleans()),
     PeerHello: st.builds(PeerHello, st.integers(0, 2**32), texts, st.binary(min_size=16, max_size=16), texts),
     ValueTransfer: st.builds(ValueTransfer, handles, st.none() | described | st.builds(Plain, plain),
                              st.none() | st.builds(Layout, sizes, sizes, st.booleans()), st.none() | failures),
-    Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple),
+    Result: st.builds(Result, st.lists(items, max_size=5).map(tuple), run_ns=handles, since=handles,
+                      assumes=st.binary(min_size=1, max_size=32))
+    | st.builds(Result, st.lists(items, max_size=5).map(tuple), st.lists(failures, max_size=3).map(tuple),
                       st.lists(timings, max_size=3).map(tuple), times, handles),
 }
 any_message = st.one_of(*MESSAGES.values())
 
 
 def frame_of(message: Message, sequence: int = 1) -> bytes:
-    header = messages.encode(message)
-    return encode_head(sequence, len(header), body_length(tensor_headers(message))) + header
+    header = short_messages.encode(message)
+    return head_for(message, sequence, len(header), body_length(tensor_headers(message))) + header
 
 
 def decode(data: bytes) -> Message:
     """Decode as a transport does, without the body."""
-    head = decode_head(data[:HEAD.size])
-    return decode_header(data[HEAD.size:HEAD.size + head.header_bytes], head.body_bytes)
+    size = head_bytes(data[0]) if data else 0
+    head = decode_head(data[:size])
+    return decode_header(data[size:size + head.header_bytes], head.body_bytes)
 
 
 def test_every_message_is_generated() -> None:
@@ -176,14 +183,29 @@ def test_every_message_survives_the_wire(kind: type[Any]) -> None:
     @given(MESSAGES[kind], st.integers(0, 2**64 - 1))
     def survives(message: Message, sequence: int) -> None:
         data = frame_of(message, sequence)
-        head = decode_head(data[:HEAD.size])
-        assert head == FrameHeader(sequence, len(data) - HEAD.size, body_length(tensor_headers(message)))
+        size = head_bytes(data[0])
+        assert decode_head(data[:size]) == FrameHeader(
+            sequence, len(data) - size, body_length(tensor_headers(message)))
         again = decode(data)
         assert type(again) is kind
         assert again == message
-        assert messages.encode(again) == data[HEAD.size:]
+        assert short_messages.encode(again) == data[size:]
 
     survives()
+
+
+def test_a_loop_repeats_few_bytes() -> None:
+    asks = Batch([RunDelta(9)], fetch=(71_106,))
+    early = Result((Plain(value=False),), assumes=bytes(16), since=577)
+    assert [len(frame_of(message, 577)) for message in (Batch([RunDelta(6)]), asks, early)] == [14, 19, 42]
+
+
+@pytest.mark.parametrize("message", [
+    Batch(), Batch([RunDelta(1, released={0: 1})]), Batch([RunDelta(1), Free((1,))]), Batch([RunDelta(1)], later=(1,)),
+    Batch([RunDelta(1)], synchronize=True), Result(assumes=bytes(16), failures=(Failure(1, "", ""),))], ids=repr)
+def test_what_says_more_is_not_shortened(message: Message) -> None:
+    assert short_messages.encode(message) == messages.encode(message)
+    assert short_messages.decode(messages.encode(message)) == message
 
 
 @thorough

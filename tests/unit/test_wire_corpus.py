@@ -16,19 +16,25 @@ import attrs
 import msgspec
 import pytest
 import torch
+from djinn_lib_service import short_messages
 from djinn_lib_service.frames import (
     HEAD,
     MAGIC,
+    SHORT_HEAD,
+    SHORT_MARK,
     body_length,
     decode_head,
     decode_header,
     encode_head,
+    head_bytes,
+    head_for,
     padding,
     tensor_headers,
 )
 from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn.errors import ProtocolError
+from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import (
     ConstantArgument,
     ListArgument,
@@ -93,12 +99,13 @@ class Case:
     def outcome(self) -> dict[str, Any]:
         """Decode the frame as a transport does and describe the result as JSON."""
         try:
-            head = decode_head(self.frame[:HEAD.size])
-            header = self.frame[HEAD.size:HEAD.size + head.header_bytes]
+            size = head_bytes(self.frame[0])
+            head = decode_head(self.frame[:size])
+            header = self.frame[size:size + head.header_bytes]
             message = decode_header(header, head.body_bytes)
         except ProtocolError as error:
             return {"error": error.code}
-        body = self.frame[HEAD.size + head.header_bytes:]
+        body = self.frame[size + head.header_bytes:]
         assert len(body) == head.body_bytes
         return {
             "message": type(message).__name__,
@@ -122,9 +129,9 @@ def bodies(message: Message, body: bytes) -> list[bytes]:
 
 
 def frame(message: Message, tensors: Sequence[torch.Tensor] = (), sequence: int = 1) -> bytes:
-    header = messages.encode(message)
+    header = short_messages.encode(message)
     body = b"".join(bytes(buffer_of(tensor)) + bytes(padding(tensor.nbytes)) for tensor in tensors)
-    return encode_head(sequence, len(header), len(body)) + header + body
+    return head_for(message, sequence, len(header), len(body)) + header + body
 
 
 def uploads(*tensors: torch.Tensor) -> bytes:
@@ -186,6 +193,9 @@ def batches() -> list[Case]:
         Case("define", frame(Batch([Define(1, PROGRAM)]))),
         Case("run", frame(Batch([Run(1, (5, 6), numbers, (7,), (5,))], fetch=(7,)))),
         Case("run-delta", frame(Batch([RunDelta(1), RunDelta(2, {1: 2**63}, {0: [1, 2.5], 3: -1}, {0: 8}, {2: 4})]))),
+        Case("predicted", frame(Batch([RunDelta(6)]), sequence=2**32 - 1)),
+        Case("predicted-of-two", frame(Batch([RunDelta(7), RunDelta(2**40)], fetch=(2**40, 0)), sequence=2**32)),
+        Case("predicted-in-another-phase", frame(Batch([RunDelta(6)], phase=ExecutionPhase.LLM_DECODE))),
         Case("upload-float32", uploads(torch.tensor([1.0, -0.5, 3.0]))),
         Case("upload-scalar-and-empty", uploads(torch.tensor(7, dtype=torch.int64), torch.empty(2, 0))),
         Case("upload-transposed", uploads(torch.arange(6, dtype=torch.int16).reshape(2, 3).t())),
@@ -207,6 +217,8 @@ def results() -> list[Case]:
         Case("warnings", frame(Result((), warnings=(Warned("UserWarning", "degrees of freedom"), Warned("", ""))))),
         Case("run-time", frame(Result(run_ns=2**40))),
         Case("early", frame(Result((Plain(value=True),), assumes=bytes(range(16)), since=3))),
+        Case("early-tensor", frame(Result((header_of(half), Plain(3)), assumes=bytes(range(16)), since=2**40,
+                                          run_ns=7), (half,), sequence=9)),
         Case("later", frame(Result((header_of(half), Poisoned(3)), is_later=True), (half,), sequence=5)),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
@@ -237,6 +249,12 @@ def malformed() -> list[Case]:
         Case("header-too-long", HEAD.pack(MAGIC, PROTOCOL_VERSION, 0, 1, 2**28, 0, 0)),
         Case("body-too-long", HEAD.pack(MAGIC, PROTOCOL_VERSION, 0, 1, 0, 0, 2**63)),
         Case("short-head", encode_head(1, 0, 0)[:-1]),
+        Case("short-head-cut-off", SHORT_HEAD.pack(SHORT_MARK, 0, 0, 1)[:-1]),
+        Case("short-head-with-more-body", SHORT_HEAD.pack(SHORT_MARK, 1, 8, 1) + messages.encode(Batch()) + bytes(64)),
+        Case("predicted-of-nothing-known", raw(msgspec.msgpack.encode(["b", [-1], []]))),
+        Case("predicted-cut-off", raw(msgspec.msgpack.encode(["b", [1]]))),
+        Case("early-without-digest", raw(msgspec.msgpack.encode(["r", [], b"", 1, 0]))),
+        Case("short-of-another-kind", raw(msgspec.msgpack.encode(["x", [1], []]))),
         Case("no-header", raw(b"")),
         Case("no-msgpack", raw(b"\xc1")),
         Case("short-header", raw(messages.encode(Batch([Free((1,))]))[:-1])),

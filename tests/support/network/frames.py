@@ -13,7 +13,16 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.frames import ALIGNMENT, HEAD, MAGIC, encode_head
+from djinn_lib_service.frames import (
+    ALIGNMENT,
+    HEAD,
+    MAGIC,
+    SHORT_HEAD,
+    SHORT_MARK,
+    decode_head,
+    encode_head,
+    head_bytes,
+)
 from support.network.fault_proxy import FaultProxy
 from torch import nn
 
@@ -49,8 +58,9 @@ def split(data: bytes) -> Frames:
     """Split a stream into its frames."""
     frames = []
     while data:
-        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack_from(data)
-        length = HEAD.size + header_bytes + body_bytes
+        size = head_bytes(data[0])
+        head = decode_head(data[:size])
+        length = size + head.header_bytes + head.body_bytes
         assert len(data) >= length
         frames.append(data[:length])
         data = data[length:]
@@ -190,6 +200,8 @@ class Mutator:
                                     lambda: joined(header, body + more)])()
 
     def _change_head(self, frame: bytes) -> bytes:
+        if frame[0] == SHORT_MARK:
+            return self._flip_bits(frame[:SHORT_HEAD.size]) + frame[SHORT_HEAD.size:]
         fields = list(HEAD.unpack_from(frame.ljust(HEAD.size, b"\0")))
         place = self._random.randrange(len(fields))
         bits = (0, 16, 16, 64, 32, 32, 64)[place]
@@ -312,10 +324,11 @@ class Mutator:
 
 def parts(frame: bytes) -> tuple[bytes, bytes, bytes]:
     """Head, header and body of a frame, which need not be one."""
-    if len(frame) < HEAD.size:
+    size = head_bytes(frame[0]) if frame else HEAD.size
+    if len(frame) < size:
         return frame, b"", b""
-    end = HEAD.size + HEAD.unpack_from(frame)[4]
-    return frame[:HEAD.size], frame[HEAD.size:end], frame[end:]
+    end = size + (SHORT_HEAD.unpack_from(frame)[2] if size == SHORT_HEAD.size else HEAD.unpack_from(frame)[4])
+    return frame[:size], frame[size:end], frame[end:]
 
 
 def joined(header: bytes, body: bytes) -> bytes:

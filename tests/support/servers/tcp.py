@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import HEAD
+from djinn_lib_service.frames import SHORT_HEAD, decode_head, head_bytes
 from djinn_transport_tcp.client import SocketConnection
 from djinn_transport_tcp.listener import SocketChannel
 from djinn_transport_tcp.sockets import ByteStream
@@ -56,9 +56,11 @@ def frame(message: messages.Message, *tensors: torch.Tensor, sequence: int = 1) 
         stream = ByteStream(near)
         writer = threading.Thread(target=FrameStream(stream).write, args=(sequence, message, tensors))
         writer.start()
-        data = far.recv(HEAD.size, socket.MSG_WAITALL)
-        _, _, _, _, header_bytes, _, body_bytes = HEAD.unpack(data)
-        while len(data) < HEAD.size + header_bytes + body_bytes:
+        data = far.recv(SHORT_HEAD.size, socket.MSG_WAITALL)
+        size = head_bytes(data[0])
+        data += far.recv(size - len(data), socket.MSG_WAITALL) if size > len(data) else b""
+        head = decode_head(data)
+        while len(data) < size + head.header_bytes + head.body_bytes:
             data += far.recv(2**20)
         writer.join(10)
         assert len(data) == stream.bytes_sent
