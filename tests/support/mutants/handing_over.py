@@ -170,7 +170,7 @@ MUTANTS = (
            "content.tensor", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn_lib_service.failures:name_of",
-           "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
+           "_NAMES[kind]", "'RuntimeError'", within="diagonal unbind"),
     mutant("error-swallowed-at-a-wait", "session.programs_equal",
            "djinn.session.single_backend:SingleBackend._raise_failure",
            "raise self._exception(*failures)", "return",
