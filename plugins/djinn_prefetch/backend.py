@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.wishes import wishes_of
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 from djinn_lib_trace.callers import program_frame
 from djinn_lib_trace.waits import ledger_of
@@ -72,6 +73,7 @@ class PrefetchingBackend(BackendWrapper):
         self._freed = freed
         self._limit_bytes = limit_bytes
         self._ledger = ledger_of(tape)
+        self._wishes = wishes_of(tape)
         self._cache = FetchedValues()
         self._history = History()
         self._continuations = Continuations(numbers, self._history)
@@ -218,6 +220,8 @@ class PrefetchingBackend(BackendWrapper):
         # Not more than there are now: values may die meanwhile.
         numbers = [released.popleft() for _ in range(len(released))]
         self._history.died(numbers)
+        for number in numbers:
+            self._wishes.died(number)
         self._freed.extend(numbers)
 
     def _is_computed_now(self, slot: Slot) -> bool:
@@ -273,8 +277,10 @@ class PrefetchingBackend(BackendWrapper):
                 with self._added(foreseen):
                     answer += self._fetch_cautiously(wanted)
         else:
+            wished = self._wishes.slots
             with self._added(foreseen):
-                answer = self._asked(lambda: self.plain.fetch([*slots, *wanted], whole=True))
+                answer = self._asked(lambda: self.plain.fetch([*slots, *wanted, *wished], whole=True))
+            self._wishes.values = [answer.pop() for _ in wished][::-1]
         arrived = answer[len(slots):]
         self._continuations.arrived(foreseen[:len(arrived)], arrived, self.nodes_taken,
                                     is_exact=self.nodes_taken - before == len(pending))
