@@ -132,7 +132,7 @@ MUTANTS = (
     mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
            "self._values.pop(number, None)", "pass"),
     mutant("known-by-a-view-only", "session.known_exact", "djinn_known_values.values:KnownValues.compute",
-           "slot.storage", "slot.number"),
+           "slot.storage, call", "slot.number, call"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
     mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
