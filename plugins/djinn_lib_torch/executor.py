@@ -27,6 +27,7 @@ from djinn_lib_torch.effects import effects_of
 from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
+from djinn_lib_torch.undo import Journal, Overwritten, noting
 
 __all__ = ("TorchExecutor", "TorchProgram", "no_such_device", "probabilities_of")
 
@@ -130,9 +131,11 @@ class TorchProgram:
 
     Attributes:
         growth: Where values may grow into spare room.
+        keeps_overwritten: Whether its writes can be undone. A derived class that runs other calls has to say no.
     """
 
     growth = Growth()
+    keeps_overwritten = True
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
@@ -147,6 +150,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
+        self._undoable: tuple[TorchProgram, Journal] | None = None
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
         self._probabilities = probabilities_of(program, calls)
@@ -198,6 +202,32 @@ class TorchProgram:
     def only_draws(self, numbers: Sequence[Any]) -> bool:
         """Whether a run does nothing but draw; see `djinn_lib_service.kinds.executor.SupportsDrawingAhead`."""
         return len(numbers) == self._numbers and (not self._writes or self._writes_only_inside)
+
+    def can_undo(self, numbers: Sequence[Any]) -> bool:
+        """Whether writes can be undone; see `djinn_lib_service.kinds.undo.SupportsUndo`."""
+        return self.keeps_overwritten and len(numbers) == self._numbers and not self.effects.changes_storages
+
+    def run_with_undo(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report, limit_bytes: int,
+    ) -> tuple[list[Any], Overwritten]:
+        """Run once, and keep what is overwritten; see `djinn_lib_service.kinds.undo.SupportsUndo`."""
+        with self._lock:
+            if self._undoable is None:
+                journal = Journal()
+                self._undoable = TorchProgram(
+                    self._program, noting(self._program, self._calls, journal), self._lock), journal
+            program, journal = self._undoable
+            storages = frozenset(value.untyped_storage()._cdata for position, value in enumerate(inputs)
+                                 if position in self.effects.written and isinstance(value, torch.Tensor))
+            kept = journal.kept = Overwritten(storages, limit_bytes, self._lock)
+            try:
+                return program.run_until(stop, inputs, numbers, random, report), kept
+            except BaseException:
+                kept.restore()
+                raise
+            finally:
+                journal.kept = None
 
     @cached_property
     def _writes_only_inside(self) -> bool:

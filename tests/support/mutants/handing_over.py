@@ -144,6 +144,8 @@ MUTANTS = (
     # Early answers.
     mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
            "and digest_of_batches(batches) == result.assumes", "", over=SERVED),
+    mutant("written-ahead-and-not-undone", "session.pushed_is_asked", "djinn_lib_service.speculation:Speculator.shed",
+           "gone.undo.restore()", "pass", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
