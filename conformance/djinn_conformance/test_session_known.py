@@ -26,6 +26,7 @@ _MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
     lambda device, n: torch.tensor([n, 0, -n, 7][:n + 1]).to(device),
     lambda device, n: torch.tensor([[n % 2, 1], [0, 1]], dtype=torch.bool).to(device),
     lambda device, n: torch.full((n + 1,), 1.5, device=device),
+    lambda device, n: torch.arange(n + 1, device=device) / 2,
 )
 _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: a + n, lambda a, b, n: a * n - a, lambda a, b, n: a == n, lambda a, b, n: (a < 1).any(),
@@ -39,6 +40,10 @@ _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: a.max(), lambda a, b, n: a.masked_fill(a > 1, n),
     lambda a, b, n: a.t() if a.dim() == 2 else a.flip(0),
     lambda a, b, n: torch.zeros_like(a) - n, lambda a, b, n: a // max(n, 1), lambda a, b, n: a.argmax(),
+    # Whatever the other operand is, and nobody knows it, one decides.
+    lambda a, b, n: (a == n) | (b.reshape(-1)[0] * 1.5 > n), lambda a, b, n: (b.reshape(-1)[0] * 1.5).long() & (a != n),
+    lambda a, b, n: (a * 0.5).long() * (b.reshape(-1)[0] - n),
+    lambda a, b, n: torch.logical_and(a * 1.5 < n, a), lambda a, b, n: torch.logical_or(a, b.reshape(-1)[0] / 2),
     lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
 )
 _WRITTEN: tuple[Call, ...] = (
@@ -60,15 +65,29 @@ _GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "written": _WRITT
 @pytest.mark.filterwarnings("ignore:Use of masked_fill_")
 @given(data=st.data())
 def test_known_exact(subject: Subject, session: Session, data: st.DataObject) -> None:
-    """Draw programs of small integers, with writes through aliases and real numbers among them, and ask for values."""
+    """Draw programs of small integers, with writes through aliases and real numbers among them, and ask for values.
+
+    The same is asked again and again, because the client remembers some of the answers.
+    """
     cpu, history = torch.device("cpu"), [""]
     pools: dict[torch.device, list[Any]] = {cpu: [], session.device: []}
-    steps = st.sampled_from(["made", "computed", "computed", "computed", "written", "asked"])
-    kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked"]
-    for kind in kinds:
-        chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
-        first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
-        number = data.draw(st.integers(0, 3))
+    steps = st.sampled_from(["made", *2 * ["computed", "written", "asked again"], "asked"])
+    kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked again"]
+    asked = [(0, 0, 0, 0)]
+    for step in kinds:
+        kind = step.partition(" ")[0]
+        if step == "asked again":
+            chosen, first, second, number = data.draw(st.sampled_from(asked))
+            if data.draw(st.booleans()):
+                first = data.draw(st.integers(0, len(pools[cpu]) - 1))
+        else:
+            chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
+            first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
+            number = data.draw(st.integers(0, 3))
+            if kind == "written" and data.draw(st.booleans()):
+                first = asked[-1][1]
+        if kind == "asked":
+            asked.append((chosen, first, second, number))
         history.append(f"{kind} {chosen} of {first}, {second} and {number}")
         where = f"{subject}: {'; '.join(history)}"
         wanted = _outcome(pools[cpu], cpu, kind, chosen, first, second, number)

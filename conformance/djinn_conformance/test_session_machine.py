@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from djinn_conformance.program_forms import table
 from djinn_conformance.reading_ahead import ReadingMachine
 from djinn_conformance.refusals import leaves_out_overlaps
 from djinn_conformance.reuse import ReusingMachine
+from djinn_conformance.shared_uploads import SharingMachine, sharing
 from djinn_conformance.subjects import Subject
 
 _LINES = 25
@@ -102,6 +104,21 @@ def test_pressure_invisible(
         count = statistics.counts[f"evicted {what}"]
         expect(count >= wanted, f"{what} that went or came", got=count, wanted="one in each program",
                where=str(subject))
+
+
+@law("session.sharing_invisible")
+def test_sharing_invisible(
+    subject: Subject, session: Session, record_property: Callable[[str, object], None]
+) -> None:
+    """Draw programs, run each in two sessions that share their uploads, and check that they shared some."""
+    wanted = max(1, table().programs[os.environ.get("HYPOTHESIS_PROFILE") or "dev"] // 5)
+    with sharing(session) as shared:
+        machine = type("SharingMachine", (SharingMachine,), {"sharing": shared, "keeps_apart": True})
+        statistics = _run(subject, session, machine, wanted)
+    record_property("djinn_said", f"{statistics}")
+    if wanted >= _ENOUGH_TO_REUSE and sys.platform == "linux":
+        count = statistics.counts["shared"]
+        expect(count >= wanted, "uploads that were shared", got=count, wanted="one in each program", where=str(subject))
 
 
 def _sampled(subject: Subject, wanted: int) -> int:

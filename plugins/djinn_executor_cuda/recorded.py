@@ -42,8 +42,6 @@ class RecordedProgram(TorchProgram):
     A program that cannot be recorded whole is cut into segments that can; see `djinn_executor_cuda.segment_runs`.
     """
 
-    keeps_overwritten = False
-
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock, device: torch.device, shelf: Shelf,
         *, min_saved: int = MIN_SAVED, least_steps: int = MIN_SAVED, relieve: Callable[[], bool] = lambda: False,

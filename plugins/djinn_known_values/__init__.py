@@ -1,4 +1,4 @@
-"""Answers from what the client knows: small integer and boolean tensors made of uploads and constants only."""
+"""Answers from what the client knows: small integers made of uploads and constants only, and what it asked before."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
         return None
     from djinn_known_values.backend import open_knowing
 
-    return lambda opens: partial(open_knowing, opens, limit_bytes)
+    return lambda opens: partial(open_knowing, opens, context.classifier, limit_bytes)

@@ -13,8 +13,10 @@ from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Signature, Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
+from djinn.kinds import Backend, Classifier, Connection, OpenBackend, SubmissionCache
+from djinn.kinds.classifier import SupportsEffects
 from djinn.wire.messages import GENERATOR_HANDLE
+from djinn_known_values.answers import RememberedAnswers
 from djinn_known_values.operators import Rule, is_integer_tensor, rule_of, takes_only_integers
 from djinn_known_values.values import KnownValues
 
@@ -40,12 +42,14 @@ with that result.
 class KnowingBackend(BackendWrapper):
     """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
 
-    It looks at recorded operations when something is about to be sent or asked for, never while they are recorded.
+    It also answers again what was asked about other values, until these are written: see `RememberedAnswers`. It looks
+    at recorded operations when something is about to be sent or asked for, never while they are recorded.
 
     Args:
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
+        hides: Says whether an operator may have effects that its schema does not declare; ``None`` if nobody can say.
         limit_bytes: Size of the largest value that is kept.
 
     Concurrency:
@@ -56,17 +60,20 @@ class KnowingBackend(BackendWrapper):
         session.known_exact
     """
 
-    def __init__(self, plain: Backend, tape: Tape, released: deque[int], limit_bytes: int) -> None:
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int],
+                 hides: Callable[[torch._ops.OpOverload], bool] | None, limit_bytes: int) -> None:
         super().__init__(plain)
         self._tape = tape
         self._released = released
+        self._hides = hides or _hides_nothing
         self._limit_bytes = limit_bytes
         self._known = KnownValues(limit_bytes)
+        self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
         self._rules: dict[Signature, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
         """How many nodes were seen: all that were taken off the tape, and those that were on it then."""
-        self._answers = 0
+        self._computed = 0
 
     def flush(self) -> None:
         """Send everything pending."""
@@ -77,22 +84,32 @@ class KnowingBackend(BackendWrapper):
         self._look()
         values = self._known.read(slots)
         if values is not None:
-            self._answers += 1
+            self._computed += 1
             return values
+        question = self._answers.question(slots[0]) if len(slots) == 1 else None
+        if question is not None and (known := self._answers.answer(question)):
+            return known
         try:
-            return self.plain.fetch(slots, whole=whole)
+            values = self.plain.fetch(slots, whole=whole)
         finally:
             if not whole and self.nodes_taken + len(self._tape) != self._seen:
                 # A slice may have been taken that contains what another thread has recorded meanwhile.
                 self._forget()
+        self._answers.heard(self._tape.nodes)
+        if question is not None:
+            self._answers.remember(question, values[0])
+        return values
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
-        return self._sent(lambda: self.plain.describe(slots))
+        items = self._sent(lambda: self.plain.describe(slots))
+        self._answers.heard(self._tape.nodes)
+        return items
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run."""
         self._sent(self.plain.synchronize)
+        self._answers.heard(self._tape.nodes)
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor, and keep a copy if it is small."""
@@ -108,7 +125,7 @@ class KnowingBackend(BackendWrapper):
     def run(self, nodes: Sequence[Node], released: set[int], layout: ProgramLayout) -> None:
         """Run a segment again that was recorded before; its results are not followed."""
         self._sent(lambda: self.plain.run(nodes, released, layout))
-        if self._known:
+        if self._known or self._answers:
             self._note_repeated(nodes, released)
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
@@ -117,11 +134,11 @@ class KnowingBackend(BackendWrapper):
 
     def stats(self) -> Mapping[str, int]:
         """Return the counters, and how many questions the client has answered itself."""
-        return {**self.plain.stats(), "answered_at_home": self._answers}
+        return {**self.plain.stats(), "answered_at_home": self._computed + self._answers.given}
 
     def close(self) -> None:
         """Close the connections."""
-        self._known.clear()
+        self._forget()
         self.plain.close()
 
     def _sent(self, action: Callable[[], _T]) -> _T:
@@ -139,6 +156,7 @@ class KnowingBackend(BackendWrapper):
             self._forget()
             start = 0
         self._seen = self.nodes_taken + len(nodes)
+        self._answers.recorded(nodes[start:])
         for node in nodes[start:]:
             rule = self._rules.get(node.signature) or self._rule(node.signature)
             if rule is Rule.NOTHING:
@@ -146,17 +164,21 @@ class KnowingBackend(BackendWrapper):
             if rule is Rule.COMPUTES:
                 if takes_only_integers(node):
                     self._known.compute(node)
-            elif self._known:
+            elif self._known or self._answers:
                 places = node.signature.writes if rule is Rule.WRITES else range(len(node.inputs))
                 for place in places:
                     # A tensor that was given another storage has left the one that it had.
                     self._known.written(node.inputs[place])
+                    self._answers.written(node.inputs[place])
         self._known.release(dead)
+        self._answers.died(dead)
 
     def _rule(self, signature: Signature) -> Rule:
-        if len(self._rules) >= MAX_RULES:
-            self._rules.clear()
-        rule = self._rules[signature] = rule_of(signature, COMPUTED_LIMIT * self._limit_bytes)
+        rule = self._rules.get(signature)
+        if rule is None:
+            if len(self._rules) >= MAX_RULES:
+                self._rules.clear()
+            rule = self._rules[signature] = rule_of(signature, COMPUTED_LIMIT * self._limit_bytes, self._hides)
         return rule
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
@@ -168,6 +190,8 @@ class KnowingBackend(BackendWrapper):
                 self._effects.clear()
             kept = self._effects[id(nodes)] = nodes, self._effects_of(nodes)
         written, shared = kept[1]
+        shares = any(nodes[by].outputs[result].number not in released for _, (by, result) in shared)
+        self._answers.ran(writes=bool(written), shares=shares)
         for index, place in written:
             self._written(nodes[index].inputs[place])
         for (index, place), (by, result) in shared:
@@ -181,7 +205,7 @@ class KnowingBackend(BackendWrapper):
         shared: list[tuple[_Place, _Place]] = []
         for index, node in enumerate(nodes):
             signature = node.signature
-            rule = self._rules.get(signature) or self._rule(signature)
+            rule = self._rule(signature)
             found = [outside.setdefault(slot.number, (index, place)) for place, slot in enumerate(node.inputs)]
             changed = range(len(found)) if rule is Rule.HIDES else signature.writes
             written |= {place: None for each in changed if (place := found[each]) is not None}
@@ -196,15 +220,21 @@ class KnowingBackend(BackendWrapper):
 
     def _forget(self) -> None:
         self._known.clear()
+        self._answers.forget()
 
 
 class PlacingKnowingBackend(KnowingBackend, PlacingWrapper):
     """The same for several executors."""
 
 
-def open_knowing(opens: OpenBackend, limit_bytes: int, connections: Sequence[Connection], tape: Tape,
-                 released: deque[int]) -> Backend:
+def open_knowing(opens: OpenBackend, classifier: Classifier, limit_bytes: int, connections: Sequence[Connection],
+                 tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
     plain = opens(connections, tape, released)
     kind = PlacingKnowingBackend if isinstance(plain, SupportsPlacement) else KnowingBackend
-    return kind(plain, tape, released, limit_bytes)
+    hides = classifier.hides_effects if isinstance(classifier, SupportsEffects) else None
+    return kind(plain, tape, released, hides, limit_bytes)
+
+
+def _hides_nothing(_: torch._ops.OpOverload) -> bool:
+    return False

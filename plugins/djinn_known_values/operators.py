@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from djinn_lib_service.operators import operator_named
 
 from djinn.ir.schema import facts_of
+from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 
-__all__ = ("Rule", "is_integer_tensor", "rule_of", "takes_only_integers")
+__all__ = ("ABSORBING", "Rule", "absorbed", "is_integer_tensor", "rule_of", "takes_only_integers")
 
 _EXACT = frozenset("""
     arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
@@ -29,6 +31,10 @@ _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 """Operators whose result is not a tensor."""
+_ZERO_ABSORBS = frozenset({"aten::bitwise_and.Tensor", "aten::logical_and", "aten::mul.Tensor"})
+_TRUE_ABSORBS = frozenset({"aten::bitwise_or.Tensor", "aten::logical_or"})
+ABSORBING = _ZERO_ABSORBS | _TRUE_ABSORBS
+"""Operators of two tensors whose result one of them may decide."""
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -45,15 +51,17 @@ class Rule(Enum):
     """Its results are known if its operands are."""
 
 
-def rule_of(signature: Signature, limit_bytes: int) -> Rule:
+def rule_of(signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.OpOverload], bool]) -> Rule:
     """Return what the operations with a signature mean.
 
     Args:
         signature: The signature.
         limit_bytes: Size of the largest value that the client computes.
+        hides: Says whether an operator may have effects that its schema does not declare.
     """
     template = signature.template
-    if not template.operator.startswith("aten::") or facts_of(operator_named(template.operator)).changes_metadata:
+    operator = operator_named(template.operator)
+    if not template.operator.startswith("aten::") or facts_of(operator).changes_metadata or hides(operator):
         return Rule.HIDES
     if signature.writes:
         return Rule.WRITES
@@ -66,6 +74,21 @@ def rule_of(signature: Signature, limit_bytes: int) -> Rule:
         if spec is None or spec.dtype not in _INTEGERS or spec.size_bytes > limit_bytes:
             return Rule.NOTHING
     return Rule.COMPUTES if signature.results else Rule.NOTHING
+
+
+def absorbed(operator: str, operand: torch.Tensor, result: TensorSpec) -> int | None:
+    """Return what all elements of a result are, whatever the other operand is; ``None`` if that decides.
+
+    Args:
+        operator: The operator, of two tensors.
+        operand: The one that is known; each element of the result is made of one of its elements.
+        result: Metadata of the result.
+    """
+    if operator in _ZERO_ABSORBS:
+        return None if operand.any() else 0
+    if operator in _TRUE_ABSORBS and result.dtype is torch.bool:
+        return 1 if operand.all() else None
+    return None
 
 
 def takes_only_integers(node: Node) -> bool:

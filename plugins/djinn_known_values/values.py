@@ -16,6 +16,7 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
+from djinn_known_values.operators import ABSORBING, absorbed
 
 __all__ = ("KnownValues", "Unknown")
 
@@ -23,6 +24,8 @@ MAX_VALUES = 4096
 """Values that are known at once; the oldest are dropped."""
 MAX_PENDING = 64
 """Operations that one value may still have to be computed of; then it is computed at once, or is unknown if large."""
+MAX_ABSORBING = 256
+"""Elements of a result that one operand may decide. To look at the operand takes time at each call."""
 MAX_CALLS = 1024
 """Operators with their arguments that are kept ready."""
 _CPU = torch.device("cpu")
@@ -98,9 +101,11 @@ class KnownValues:
         self._add(number, _Value(_Call(None, (), 0, (tensor,)), 0, number))
 
     def compute(self, node: Node) -> None:
-        """Note an operation; its results are known if all its operands are."""
+        """Note an operation; its results are known if all its operands are, or if one of them decides."""
         operands = tuple([value for slot in node.inputs if (value := self._values.get(slot.number)) is not None])
         if len(operands) < len(node.inputs):
+            if operands and node.signature.template.operator in ABSORBING:
+                self._absorb(node, operands[0])
             return
         # The slots of a node that is repeated change; the values do not.
         call = _Call(node, operands, 1 + sum(operand.call.pending for operand in operands))
@@ -113,6 +118,19 @@ class KnownValues:
                 return
         for position, slot in enumerate(node.outputs):
             self._add(slot.number, _Value(call, position, slot.storage))
+
+    def _absorb(self, node: Node, operand: _Value) -> None:
+        """Note the result of an operation that one operand decides: the end of a loop that has reached its length."""
+        spec = node.signature.results[0]
+        if spec is None or spec.size.numel() > MAX_ABSORBING:
+            return
+        try:
+            element = absorbed(node.signature.template.operator, self._result(operand), spec)
+        except Unknown:
+            return
+        if element is not None:
+            with torch.inference_mode(mode=False):
+                self.put(node.outputs[0].number, torch.full(spec.size, element, dtype=spec.dtype, device=_CPU))
 
     def read(self, slots: Sequence[Slot]) -> list[Any] | None:
         """Return values, which the caller then owns; ``None`` if one of them is not known."""

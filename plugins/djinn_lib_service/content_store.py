@@ -26,7 +26,8 @@ from djinn.errors import ConfigurationError, ProtocolError
 from djinn.wire.messages import DIGEST_BYTES, TensorHeader
 from djinn.wire.tensors import header_of
 from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.tensor_bytes import buffer_of, size_bytes
+from djinn_lib_service.kept_memory import KeptBytes, KeptMemory
+from djinn_lib_service.tensor_bytes import buffer_of, bytes_of, size_bytes
 
 MIN_KEPT_BYTES = 64 * 1024
 """Smaller uploads are always sent: identifying them takes as long as sending them."""
@@ -89,6 +90,7 @@ class _Content:
     Attributes:
         holders: How many values and pins of running sessions use it.
         digest: Computed on first use.
+        shared: Its bytes in memory that values can share; ``None`` if each value is a copy.
     """
 
     owner: str | None
@@ -97,10 +99,21 @@ class _Content:
     mark: bytes
     holders: int = 1
     digest: bytes = b""
+    shared: KeptBytes | None = None
 
     @property
     def size_bytes(self) -> int:
         return size_bytes(self.header)
+
+    def share(self, memory: KeptMemory) -> None:
+        """Move it to memory that values can share, if there is room."""
+        try:
+            shared = memory.store(self.tensor)
+        except (OSError, ValueError):
+            return
+        mapped = shared.mapped(self.header)
+        if mapped is not None:
+            self.tensor, self.shared = mapped, shared
 
 
 class ContentStore:
@@ -113,25 +126,33 @@ class ContentStore:
         limit_bytes: Limit for all contents together; 0 keeps nothing.
         public: Digests of contents that every owner may use. If there are any, every content is digested when it is
             stored.
+        memory: Memory that values can share with contents; ``None`` if each value is a copy.
+        least_bytes: Smaller uploads are not kept.
 
     Attributes:
         hits: Uploads that did not have to be sent.
         misses: Uploads that were sent and are large enough to be kept.
+        released_bytes: Bytes of uploads whose own memory was released since somebody set this to 0.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, limit_bytes: int, public: frozenset[bytes] = frozenset()) -> None:
+    def __init__(self, limit_bytes: int, public: frozenset[bytes] = frozenset(), memory: KeptMemory | None = None,
+                 least_bytes: int = MIN_KEPT_BYTES) -> None:
         self.limit_bytes = limit_bytes
         self._public = public
+        self._memory = memory
+        self._least_bytes = least_bytes
         self._lock = threading.Lock()
         self._owned: dict[str | None, dict[_Content, None]] = {}
+        self._marked: dict[tuple[str | None, bytes], set[_Content]] = {}
         self._idle: OrderedDict[_Content, None] = OrderedDict()
         self._held_bytes = 0
         self._idle_bytes = 0
         self.hits = 0
         self.misses = 0
+        self.released_bytes = 0
 
     @property
     def size_bytes(self) -> int:
@@ -144,10 +165,19 @@ class ContentStore:
             return len(self._owned.get(owner, ())) + len(self._owned.get(PUBLIC, ()))
 
     def add(self, owner: str, header: TensorHeader, tensor: torch.Tensor) -> _Content | None:
-        """Store a content with one holder, if there is room for it."""
+        """Store a content with one more holder, if it is large enough and there is room for it.
+
+        A content of the owner with the same bytes is used again.
+        """
+        if size_bytes(header) < self._least_bytes:
+            return None
+        mark = mark_of(header, tensor)
+        known = self._equal(owner, mark, header, tensor)
+        if known is not None:
+            self.released_bytes += known.size_bytes
+            return known
         digest = digest_of(header, tensor) if self._public else b""
-        made = _Content(PUBLIC if digest in self._public else owner, header, tensor, mark_of(header, tensor),
-                        digest=digest)
+        made = _Content(PUBLIC if digest in self._public else owner, header, tensor, mark, digest=digest)
         with self._lock:
             self.misses += 1
             if self._held_bytes + made.size_bytes > self.limit_bytes:
@@ -155,8 +185,27 @@ class ContentStore:
             while self.size_bytes + made.size_bytes > self.limit_bytes:
                 self._drop(next(iter(self._idle)))
             self._owned.setdefault(made.owner, {})[made] = None
+            self._marked.setdefault((made.owner, mark), set()).add(made)
             self._held_bytes += made.size_bytes
+        if self._memory is not None:
+            made.share(self._memory)
+            self.released_bytes += made.size_bytes if made.shared is not None else 0
         return made
+
+    def _equal(self, owner: str, mark: bytes, header: TensorHeader, tensor: torch.Tensor) -> _Content | None:
+        """Return a content of the owner with the same bytes, with one more holder."""
+        with self._lock:
+            alike = [*self._marked.get((PUBLIC, mark), ()), *self._marked.get((owner, mark), ())]
+            for content in alike:
+                self._hold(content)
+        data = bytes_of(tensor)
+        equal = next((content for content in alike
+                      if content.header == header and torch.equal(bytes_of(content.tensor), data)), None)
+        self.release(content for content in alike if content is not equal)
+        if equal is not None:
+            with self._lock:
+                self.misses += 1
+        return equal
 
     def all_held(self, owner: str) -> list[_Content]:
         """List the latest contents of an owner, with one more holder each."""
@@ -220,6 +269,10 @@ class ContentStore:
         del owned[content]
         if not owned:
             del self._owned[content.owner]
+        alike = self._marked[content.owner, content.mark]
+        alike.discard(content)
+        if not alike:
+            del self._marked[content.owner, content.mark]
 
 
 class Contents:
@@ -246,13 +299,12 @@ class Contents:
             tensor: Its data, which nothing else may write to after this call.
         """
         self.release((handle,))
-        header = header_of(tensor)
-        made = self._store.add(self._owner, header, tensor) if is_worth_keeping(header) else None
+        made = self._store.add(self._owner, header_of(tensor), tensor)
         if made is not None:
             self._values[handle] = made
 
     def recall(self, handle: int, digest: bytes) -> torch.Tensor:
-        """Return the content with a digest, for copying, and hold it for a value.
+        """Return the content with a digest, for reading only, and hold it for a value.
 
         Raises:
             ProtocolError: This session never received that digest.
@@ -269,6 +321,15 @@ class Contents:
         """Return the kept upload of a value, for reading only; ``None`` if there is none."""
         content = self._values.get(handle)
         return None if content is None else content.tensor
+
+    def shared(self, handle: int) -> torch.Tensor | None:
+        """Return a new tensor in the memory of a value's kept upload; what is written to it is seen by nothing else.
+
+        Returns:
+            The tensor; ``None`` if the value must be a copy.
+        """
+        content = self._values.get(handle)
+        return None if content is None or content.shared is None else content.shared.mapped(content.header)
 
     def marks(self) -> list[bytes]:
         """List the marks of the owner's contents."""

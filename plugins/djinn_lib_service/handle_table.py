@@ -18,10 +18,13 @@ class ValueTable(ABC):
 
     Attributes:
         usage: Bytes of the values' storages, now and so far.
+        shared_bytes: Those of them that lie in memory of kept uploads, which is counted there.
 
     Concurrency:
-        One thread at a time; any thread may read `held_bytes`.
+        One thread at a time; any thread may read `held_bytes` and `shared_bytes`.
     """
+
+    shared_bytes = 0
 
     def __init__(self) -> None:
         self._values: dict[int, Any] = {}
@@ -73,6 +76,12 @@ class ValueTable(ABC):
     def added_bytes(self, values: Iterable[Any]) -> int:
         """Return by how much `held_bytes` would grow if these values were put, too."""
 
+    def shared(self, handle: int) -> None:  # noqa: B027  # a table may share nothing
+        """Record that a value lies in memory of a kept upload."""
+
+    def written(self, handle: int) -> None:  # noqa: B027  # as above
+        """Record that a value is written, so that it has memory of its own from now on."""
+
 
 class HandleTable(ValueTable):
     """Values by handle, each storage counted; see `ValueTable`.
@@ -87,6 +96,7 @@ class HandleTable(ValueTable):
         super().__init__()
         self._storage_of: dict[int, int] = {}
         self._storages: dict[int, list[int]] = {}
+        self._shared: dict[int, int] = {}
 
     def put(self, handle: int, value: Any) -> None:
         """Store a value under a handle, replacing the previous one."""
@@ -119,6 +129,16 @@ class HandleTable(ValueTable):
         return [handle for handle, value in self._values.items()
                 if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage]
 
+    def shared(self, handle: int) -> None:
+        """Record that a value lies in memory of a kept upload."""
+        storage = self._storage_of[handle]
+        self._shared[storage] = size_bytes = self._storages[storage][1]
+        self.shared_bytes += size_bytes
+
+    def written(self, handle: int) -> None:
+        """Record that a value is written, so that it has memory of its own from now on."""
+        self.shared_bytes -= self._shared.pop(self._storage_of.get(handle, 0), 0)
+
     def storage_bytes(self, handles: Iterable[int]) -> int:
         """Return the bytes of the storages that values lie in, each storage counted once."""
         storages = {storage for handle in handles if (storage := self._storage_of.get(handle)) is not None}
@@ -136,6 +156,8 @@ class HandleTable(ValueTable):
         self._values.clear()
         self._storage_of.clear()
         self._storages.clear()
+        self._shared.clear()
+        self.shared_bytes = 0
         self.held_bytes = 0
 
     def _forget(self, storage: int) -> None:
@@ -143,4 +165,5 @@ class HandleTable(ValueTable):
         known[0] -= 1
         if not known[0]:
             self.held_bytes -= known[1]
+            self.shared_bytes -= self._shared.pop(storage, 0)
             del self._storages[storage]

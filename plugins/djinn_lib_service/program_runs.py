@@ -15,8 +15,10 @@ from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import (
+    Report,
     SpareRoom,
     SupportsDrawingAhead,
+    SupportsEffectReport,
     SupportsSkippedSteps,
     SupportsSpeculation,
 )
@@ -142,6 +144,10 @@ class ProgramRuns:
             operator = body.templates[body.steps[step].template].operator
             return self._failures.add(error, operator=operator, run=run.program, step=step)
 
+        if known.changes_metadata:
+            self._values.make_resizable(written_handles(body, run.inputs, metadata=True))
+        if self._table.shared_bytes:
+            self._note_writes(known, run)
         inputs = [self._values.given(handle) for handle in run.inputs]
         self._make_ready(known, run, inputs)
         before = list(inputs)
@@ -159,6 +165,13 @@ class ProgramRuns:
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)
         return outputs
+
+    def _note_writes(self, known: DefinedProgram, run: Run) -> None:
+        """Record which values have memory of their own after a run, because the system copies what is written."""
+        program = known.program
+        written = program.effects.written if isinstance(program, SupportsEffectReport) else range(len(run.inputs))
+        for position in written:
+            self._table.written(run.inputs[position])
 
     def _make_ready(self, known: DefinedProgram, run: Run, inputs: Sequence[Any]) -> None:
         """Move inputs out of spare room that the program must find as eager lays them out."""
@@ -211,34 +224,42 @@ class ProgramRuns:
         self._make_ready(known, run, inputs)
         if known.checked is not None and known.checked.refused(inputs, numbers):
             return None
+        if writes and self._table.shared_bytes:
+            self._note_writes(known, run)
         failures, outputs = list[BaseException](), list[Any]()
         given: Mapping[Warned, int] = {}
         state = self._random.get() if draws or writes else None
-        undo: Undo | None = None
+        undos: list[Undo] = []
 
         def report(_: int, error: BaseException) -> Poisoned:
             failures.append(error)
             return Poisoned(0)
 
         def execute() -> list[Any]:
-            nonlocal undo
-            if not (writes and isinstance(program, SupportsUndo)):
-                return known.run(self._stop, inputs, numbers, self._random, report)
-            outputs, undo = program.run_with_undo(
-                self._stop, inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
-            return outputs
+            if isinstance(program, SupportsUndo) and writes:
+                return self._executed_with_undo(program, inputs, numbers, report, undos)
+            return known.run(self._stop, inputs, numbers, self._random, report)
 
         try:
             outputs, given = collected(lambda: self._in_turn(execute))
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
         if not (failures or given):
-            return RunAhead(run, outputs, state, undo)
-        if undo is not None:
+            return RunAhead(run, outputs, state, undos[0] if undos else None)
+        for undo in undos:
             undo.restore()
         if state is not None:
             self._random.set(state)
         return None
+
+    def _executed_with_undo(
+        self, program: SupportsUndo, inputs: list[Any], numbers: Sequence[Any], report: Report, undos: list[Undo]
+    ) -> list[Any]:
+        """Run a program that writes; append what it has overwritten to ``undos``."""
+        outputs, undo = program.run_with_undo(
+            self._stop, inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
+        undos.append(undo)
+        return outputs
 
     def _can_undo(self, program: Any, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
         """Whether a run may write to values before it is requested: none of them is being sent."""

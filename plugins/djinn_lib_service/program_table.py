@@ -38,6 +38,7 @@ class DefinedProgram:
         checked: The guard's result.
         failed: Why the program cannot run.
         stoppable: The program, if it can stop between two steps.
+        changes_metadata: Whether the program may change sizes, strides or storages of its inputs.
     """
 
     definition: Define
@@ -45,13 +46,7 @@ class DefinedProgram:
     checked: CheckedProgram | None = None
     failed: Poisoned | None = None
     stoppable: SupportsStop | None = None
-
-    @property
-    def changes_metadata(self) -> bool:
-        """Whether the program may change sizes, strides or storages of its inputs."""
-        return self.program is not None and any(
-            facts_of(operator_named(template.operator)).changes_metadata
-            for template in self.definition.body.templates)
+    changes_metadata: bool = False
 
     def run(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
@@ -119,4 +114,6 @@ class DefinedPrograms:
         if self._spare is not None:
             self._spare.admit(program)
         return DefinedProgram(command, program, checked,
-                              stoppable=program if isinstance(program, SupportsStop) else None)
+                              stoppable=program if isinstance(program, SupportsStop) else None,
+                              changes_metadata=any(facts_of(operator_named(template.operator)).changes_metadata
+                                                   for template in body.templates))

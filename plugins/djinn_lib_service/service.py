@@ -108,8 +108,8 @@ class SessionService:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the values' storages."""
-        return self.memory.values.held_bytes
+        """Bytes of the values' storages, without those that lie in memory of kept uploads, which is counted there."""
+        return self.memory.values.held_bytes - self.memory.values.shared_bytes
 
     @property
     def live_handles(self) -> int:
@@ -170,7 +170,9 @@ class SessionService:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
         given = None if self.early is None else self.early.begin(number, batch)
-        self._runs.lent.clear()
+        if not stop:
+            # The client may lack answers that came before a cancelled batch.
+            self._runs.lent.clear()
         self._uploads = iter(tensors)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered

@@ -60,7 +60,8 @@ class SessionValues:
         self._not_admitted: Poisoned | None = None
         self._reports = DeviceReports(executor, memory.values)
         shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
-        # Nothing may write to kept contents, so the value must be a copy.
+        self._shares = shared is not None and contents is not None
+        # Nothing may write to kept contents, so the value is a copy, unless the system copies what is written.
         self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
         self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
@@ -107,10 +108,21 @@ class SessionValues:
             return
         self._memory.dropping((handle,))
         if self.admits((handle,)):
-            self._table.put(handle, self._failures.attempt(lambda: self._put(tensor)))
-            if self._contents is not None:
+            if self._contents is not None and self._shares:
+                self._contents.keep(handle, tensor)
+            self._put_kept(handle, tensor)
+            if self._contents is not None and not self._shares:
+                # After the value has its room: what is kept counts against the host's.
                 self._contents.keep(handle, tensor)
             self._memory.uploaded(handle)
+
+    def _put_kept(self, handle: int, tensor: torch.Tensor) -> None:
+        """Add a value with the content of an upload, in the memory of the kept upload if possible."""
+        mapped = self._contents.shared(handle) if self._contents is not None and self._shares else None
+        value = self._failures.attempt(lambda: self._put(tensor) if mapped is None else self.adopt(mapped))
+        self._table.put(handle, value)
+        if mapped is not None and value is mapped:
+            self._table.shared(handle)
 
     def recall(self, command: UploadByDigest) -> None:
         """Add a value from a kept upload."""
@@ -124,8 +136,23 @@ class SessionValues:
         if contents is None:
             self._table.put(handle, self._failures.add(ProtocolError("Nothing is kept for this session.")))
         else:
-            self._table.put(handle, self._failures.attempt(lambda: self._put(contents.recall(handle, command.digest))))
+            tensor = self._failures.attempt(lambda: contents.recall(handle, command.digest))
+            if isinstance(tensor, Poisoned):
+                self._table.put(handle, tensor)
+            else:
+                self._put_kept(handle, tensor)
             self._memory.uploaded(handle)
+
+    def make_resizable(self, handles: Sequence[int]) -> None:
+        """Move values in memory of a fixed size, such as that of a file or of a kept upload, to memory of their own."""
+        for value in map(self._table.get, handles):
+            if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+                continue
+            storage = value.untyped_storage()
+            if not storage.resizable():
+                own = copy_of(storage)
+                for other in self._table.sharing(value):
+                    self._table.put(other, placed_in(own, self._table[other]))
 
     def copy(self, command: Copy) -> None:
         """Add copies of values. Copies of values that share a storage share the copy of it."""

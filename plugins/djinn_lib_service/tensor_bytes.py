@@ -49,6 +49,17 @@ def empty_from(header: TensorHeader) -> torch.Tensor:
         return torch.empty_strided(header.size, header.stride, dtype=allocated, device="cpu").view(dtype)
 
 
+def tensor_in(storage: torch.UntypedStorage, header: TensorHeader) -> torch.Tensor:
+    """Create the CPU tensor that a checked header describes, at the beginning of a storage."""
+    dtype = dtype_named(header.dtype)
+    # As above.
+    allocated = torch.int32 if dtype == torch.complex32 else dtype
+    with torch.inference_mode(False), torch.no_grad():
+        # `data` resets the version counter.
+        made = torch.empty(0, dtype=allocated).set_(storage, 0, header.size, header.stride).data
+        return made if dtype == allocated else made.view(dtype)
+
+
 def whole_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """View a storage as ``u8[N]``."""
     with torch.inference_mode(mode=False), torch.no_grad():

@@ -62,7 +62,9 @@ class TorchExecutor:
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
-        return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made = TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made.keeps_overwritten = self._device.type == "cpu"
+        return made
 
     def relieve(self) -> bool:
         """Ask the callback to free memory; see `djinn_lib_service.kinds.executor.SupportsOutOfMemoryRetry`."""
@@ -131,11 +133,12 @@ class TorchProgram:
 
     Attributes:
         growth: Where values may grow into spare room.
-        keeps_overwritten: Whether its writes can be undone. A derived class that runs other calls has to say no.
+        keeps_overwritten: Whether writes may run ahead and be undone. A loop's next write may be beyond the end of a
+            tensor: a CPU kernel raises an error, but a GPU can compute nothing any more after that.
     """
 
     growth = Growth()
-    keeps_overwritten = True
+    keeps_overwritten = False
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,

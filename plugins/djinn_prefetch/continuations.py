@@ -16,10 +16,10 @@ from typing import Any
 from weakref import ref
 
 import attrs
+from djinn_lib_service.harmless import is_harmless
 
 from djinn.ir.tape import Node, needed_for
 from djinn.ir.value import Slot
-from djinn_prefetch.harmless import is_harmless
 from djinn_prefetch.history import History, Tail
 from djinn_prefetch.repetition import Continuation, Repeated, described, is_same, repeated
 

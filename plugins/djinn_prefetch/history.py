@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import chain, islice
 
 import attrs
+from djinn_lib_service.harmless import is_harmless
 
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
-from djinn_prefetch.harmless import is_harmless
 
 __all__ = ("History", "OperandSource", "Tail")
 

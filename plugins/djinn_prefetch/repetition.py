@@ -9,13 +9,13 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.harmless import is_repeatable, moved_bytes
 
 from djinn.ir.program import Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
-from djinn_prefetch.harmless import is_repeatable, moved_bytes
 from djinn_prefetch.history import History, OperandSource, Tail
 
 __all__ = ("Continuation", "Repeated", "described", "is_same", "repeated")

@@ -14,7 +14,7 @@ from djinn_lib_service.kinds import MemoryFactory
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
 
-__all__ = ("default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory")
+__all__ = ("default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory", "trim_heap")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
 _CONTROL_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -85,6 +85,11 @@ def return_memory() -> None:
 
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system where the C library caches it."""
     trim = _trim()
     if trim is not None:
         trim(0)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import mmap
 import os
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import anyio
 import anyio.to_thread
 import attrs
 import torch
 from djinn_lib_server.kinds.store import ModelStore, TensorExtent
+from djinn_lib_service.kept_memory import map_private
 from djinn_lib_service.stored_models import StoreAnswer, StoredModel, StoredTensor
 
 from djinn_server.control import FromStore, StoreReply
@@ -219,7 +217,7 @@ def mapped(descriptor: int, extent: TensorExtent) -> torch.Tensor:
         data: object = _read(descriptor, extent)
         offset = 0
     else:
-        data = _map(descriptor, extent.begin - offset, size_bytes + offset)
+        data = _mapped(descriptor, extent.begin - offset, size_bytes + offset)
     if not size_bytes:
         return torch.empty(extent.size, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=size_bytes // dtype.itemsize, offset=offset).reshape(extent.size)
@@ -236,20 +234,8 @@ def _read(descriptor: int, extent: TensorExtent) -> bytearray:
     return data
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    found = ctypes.CDLL(None, use_errno=True)
-    found.mmap.restype = ctypes.c_void_p
-    found.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-    found.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    return found
-
-
-def _map(descriptor: int, begin: int, size_bytes: int) -> object:
-    """Map a part of a file; unlike Python's own, the mapping holds no descriptor, of which a process has few."""
-    address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, descriptor, begin)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise RuntimeError(f"A file of a model cannot be mapped: {os.strerror(ctypes.get_errno())}.")
-    data = (ctypes.c_char * size_bytes).from_address(address)
-    weakref.finalize(data, _libc().munmap, address, size_bytes)
-    return data
+def _mapped(descriptor: int, begin: int, size_bytes: int) -> object:
+    try:
+        return map_private(descriptor, begin, size_bytes)
+    except OSError as error:
+        raise RuntimeError(f"A file of a model cannot be mapped: {error.strerror}.") from None

@@ -16,6 +16,7 @@ from djinn_lib_server.kinds.metrics import Amounts, Outcome
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
 from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.kept_memory import KeptMemory
 from djinn_lib_service.kinds import MemoryFactory, MemoryManager
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import ProgramChecker
@@ -48,13 +49,16 @@ from djinn_server.handshake import (
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory
+from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory, trim_heap
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import RunQueue, SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
 
 __all__ = ("Server",)
 
+TRIMMED_BYTES = 2**26
+TRIMMED_IDLE_BYTES = 2**21
+"""After how many bytes of uploads that moved to shared memory the heap is trimmed, also while the server is idle."""
 _GOODBYE = Goodbye()
 _OPTIONS = ServeOptions(memory=ServerMemoryOptions(keep_bytes=0))
 _log = logging.getLogger("djinn.server")
@@ -82,6 +86,7 @@ class Server:
         options: Say how much is kept, for how long, and whether idle sessions' next requests are run ahead.
         memory: Opens the manager of device memory; ``None`` if there is none, and sessions with a limit are refused.
         public_digests: Digests of contents that every owner may use.
+        kept_memory: Memory that values share with kept uploads; ``None`` if each value is a copy.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
         dial: Lets another process connect to other servers; see `djinn_server.peers.PeerConnector`.
@@ -106,6 +111,7 @@ class Server:
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: RunQueue | None = None,
         memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
+        kept_memory: KeptMemory | None = None,
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
@@ -117,7 +123,8 @@ class Server:
         self._meters = meters or Meters()
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
         keep_bytes = options.memory.keep_bytes
-        self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests)
+        self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests,
+                                   kept_memory)
         self._looks_ahead = options.device.look_ahead
         self._memory = memory
         self._memory_options = options.memory.for_manager
@@ -408,12 +415,20 @@ class Server:
         try:
             while _answer_next(channel, service, allowance, meter, place):
                 self._loss.check(tell)
+                self._tidy(channel)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
                 while (self._looks_ahead and service.can_look_ahead and not place.is_wanted
                        and not channel.is_ready() and service.look_ahead()):
                     pass
         finally:
             channel.settle = _nothing
+
+    def _tidy(self, channel: ResumableChannel) -> None:
+        """Return the memory of received uploads to the system; the C library would keep it in pieces of their size."""
+        released_bytes = self._store.released_bytes
+        if released_bytes >= TRIMMED_BYTES or (released_bytes >= TRIMMED_IDLE_BYTES and not channel.is_ready()):
+            self._store.released_bytes = 0
+            trim_heap()
 
 
 def _nothing() -> None:

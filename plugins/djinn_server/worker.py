@@ -18,6 +18,7 @@ from functools import partial
 
 import attrs
 from djinn_lib_server.limits import Limits
+from djinn_lib_service.kept_memory import KeptMemory
 from djinn_lib_service.kernel_warnings import pass_all
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 from djinn_lib_service.kinds.guard import Bounds
@@ -267,6 +268,8 @@ def _open(
         there = attrs.evolve(options, tls_cert=own, tls_key="") if own else options
         listener = listen(transport, setup.address, there) if setup.address else None
     factory = plugins.find_executor(setup.device).value
+    # Before files can no longer grow.
+    kept_memory = KeptMemory.opened() if setup.options.memory.keep_bytes != 0 else None
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.options.device.threads:
@@ -289,6 +292,7 @@ def _open(
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
+                    kept_memory=kept_memory,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
     models = None

@@ -12,10 +12,9 @@ from functools import cache
 
 import attrs
 import torch
-from djinn_lib_service.tensor_bytes import empty_from, size_bytes
+from djinn_lib_service.tensor_bytes import empty_from, size_bytes, tensor_in
 
 from djinn.wire.messages import TensorHeader
-from djinn.wire.tensors import dtype_named
 
 __all__ = ("KEPT_S", "LARGE_BYTES", "MAX_KEPT_BYTES", "Reserve")
 
@@ -70,14 +69,8 @@ class Reserve:
         length = size_bytes(header)
         if length < LARGE_BYTES:
             return empty_from(header)
-        dtype = dtype_named(header.dtype)
-        # PyTorch warns about every complex32 allocation; such a warning belongs to the user's own computation.
-        allocated = torch.int32 if dtype == torch.complex32 else dtype
         with torch.inference_mode(False), torch.no_grad():
-            storage = self._take(length).storage
-            # `data` resets the version counter.
-            made = torch.empty(0, dtype=allocated).set_(storage, 0, header.size, header.stride).data
-            return made if dtype == allocated else made.view(dtype)
+            return tensor_in(self._take(length).storage, header)
 
     def close(self) -> None:
         """Stop tracking memory."""

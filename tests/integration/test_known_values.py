@@ -57,6 +57,27 @@ def test_a_question_about_constants_costs_no_trip() -> None:
     assert (trips, found) == (0, (False, [2, 3, 4], 3, [1, 1, 0]))
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_end_of_a_text_by_its_length_is_known_whatever_the_model_computes(is_last: bool) -> None:
+    unfinished = torch.rand(2, device=DEVICE).add(1.0).long()
+    ended = torch.rand(2, device=DEVICE) > 2.0
+
+    def is_over() -> bool:
+        done = torch.full((2,), is_last, device=DEVICE) | ended
+        return bool((unfinished & ~done).max() == 0)
+
+    assert _trips_of(is_over) == (int(not is_last), is_last)
+
+
+@pytest.mark.parametrize(("known", "trips"), [([True, True], 0), ([True, False], 1)])
+def test_an_operand_decides_only_if_all_its_elements_do(known: list[bool], trips: int) -> None:
+    unknown = torch.rand(2, device=DEVICE) > 2.0
+    ours = torch.tensor(known).to(DEVICE)
+    assert _trips_of((ours | unknown).tolist) == (trips, known)
+    assert _trips_of((~ours & ~unknown).tolist) == (trips, [not each for each in known])
+    assert _trips_of((unknown.long() * (~ours).long()).tolist) == (trips, [0, 0])
+
+
 @pytest.mark.parametrize("write", [
     lambda ids: ids.add_(1), lambda ids: ids.view(-1)[1:].zero_(), lambda ids: ids.data.copy_(torch.ones(3)),
     lambda ids: ids.detach().masked_fill_(ids > 0, 5),

@@ -39,8 +39,8 @@ def _line(offset: int) -> str:
 def test_round_trips_are_counted_by_line() -> None:
     x = torch.ones(3, device=DEVICE)
     djinn.reset_stats()
-    for _ in range(4):
-        x.sum().item()
+    for turn in range(4):
+        (x * turn).sum().item()
     x.cpu()
     table = djinn.stats(by="line")
     assert {line: waits.round_trips for line, waits in table.items()} == {_line(-3): 4, _line(-2): 1}
@@ -70,11 +70,11 @@ def test_a_loop_that_waits_is_reported_once_with_its_line(monkeypatch: pytest.Mo
     x = torch.ones(3, device=DEVICE)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", djinn.DjinnWarning)
-        for _ in range(49):
-            x.sum().item()
+        for turn in range(49):
+            (x * turn).sum().item()
         assert not seen
-        for _ in range(150):
-            x.sum().item()
+        for turn in range(49, 199):
+            (x * turn).sum().item()
     [warning] = seen
     assert warning.category is djinn.DjinnWarning
     assert f"{warning.filename}:{warning.lineno}" == _line(-3)
@@ -87,8 +87,8 @@ def test_a_loop_that_hardly_waits_is_not_reported() -> None:
     x = torch.ones(3, device=DEVICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error", djinn.DjinnWarning)
-        for _ in range(60):
-            x.sum().item()
+        for turn in range(60):
+            (x * turn).sum().item()
 
 
 @pytest.mark.usefixtures("_somewhere")

@@ -10,13 +10,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from djinn_authenticator_tokens.tokens import TokenFile
 from support.network.fault_proxy import Bandwidth, FaultProxy, Latency
+from support.processes.long_work import LONG, Working
 from support.processes.warm import WarmPython, clean_environment
 
 PROGRAM = "import runpy; runpy.run_module('support.clients.progressing', run_name='__main__')"
@@ -150,6 +151,22 @@ def test_a_worker_that_starts_is_shown_and_can_be_interrupted(start_server: Any,
         finally:
             os.kill(worker, signal.SIGCONT)
         client.hears("watched")
+
+
+def test_a_queue_on_a_full_server_is_shown_and_can_be_left(start_server: Any) -> None:
+    server = start_server("--max-queued", "1")
+    with closing(Working(server.address, side=200)) as first:
+        # The pace of this program is what the server tells clients to wait.
+        first.submit(LONG)
+        first.counted()
+    with closing(Working(server.address)) as busy:
+        busy.submit(LONG)
+        with terminal("connect", server.address, DJINN_CONNECT_TIMEOUT_S="60") as client:
+            client.shows(r"waiting for room on a server that is full, asked [2-9] times, [1-9]\d* s")
+            client.interrupt()
+            client.hears("interrupted")
+            busy.close()
+            client.hears("watched")
 
 
 def test_short_waits_are_not_shown(server: Any) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 import threading
 
 import pytest
 import torch
 from djinn_lib_service.content_store import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
+from djinn_lib_service.kept_memory import KeptMemory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +18,7 @@ from djinn.errors import ProtocolError
 from djinn.wire.tensors import header_of
 
 KIB = 1024
+linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 SIZE = 64 * KIB
 
 
@@ -134,20 +139,57 @@ def test_what_does_not_fit_is_not_kept(limit: int) -> None:
     assert store.size_bytes == store.count("a") == 0
 
 
-def test_doubles_are_found_when_digests_are_made_and_one_is_dropped() -> None:
+def test_equal_uploads_of_an_owner_are_kept_once_and_others_apart() -> None:
     store = ContentStore(2**20)
-    for handle in (1, 2):
-        contents = Contents(store, "a")
-        contents.keep(handle, content(9))
-        contents.close()
-    assert store.count("a") == 2
-    reader = Contents(store, "a")
-    assert reader.digests() == reader.digests() == [digest(content(9))]
-    assert store.count("a") == 1
-    assert store.size_bytes == SIZE
-    reader.close()
-    Contents(store, "b").keep(1, content(1))
-    assert store.size_bytes == 2 * SIZE
+    sessions = [Contents(store, owner) for owner in "aab"]
+    for contents in sessions:
+        contents.keep(1, content(9))
+    assert (store.count("a"), store.count("b"), store.size_bytes) == (1, 1, 2 * SIZE)
+    assert sessions[0].digests() == sessions[0].digests() == [digest(content(9))]
+    sessions[0].close()
+    assert torch.equal(sessions[1].kept(1), content(9))
+    sessions[1].close()
+    sessions[2].close()
+    assert store.drop_spare() == 2 * SIZE
+
+
+@linux
+def test_uploads_that_only_look_alike_are_kept_apart() -> None:
+    first, second = content(1), content(1)
+    second[SIZE // 2 + 100] = 2
+    assert mark_of(header_of(first), first) == mark_of(header_of(second), second)
+    contents = Contents(ContentStore(2**20, memory=KeptMemory()), "a")
+    contents.keep(1, first)
+    contents.keep(2, second)
+    assert torch.equal(contents.shared(1), first)
+    assert torch.equal(contents.shared(2), second)
+
+
+@linux
+def test_what_is_shared_is_written_apart_and_its_memory_freed_with_its_last_user() -> None:
+    memory = KeptMemory()
+    store = ContentStore(SIZE, memory=memory)
+    contents, expected = Contents(store, "a"), torch.arange(SIZE // 4, dtype=torch.int32).reshape(128, -1).t()
+    contents.keep(1, expected.clone())
+    first, second = contents.shared(1), contents.shared(1)
+    assert first.stride() == expected.stride()
+    first.add_(1)
+    assert torch.equal(second, expected)
+    assert torch.equal(contents.kept(1), expected)
+    contents.release((1,))
+    contents.keep(2, content(7))
+    assert store.size_bytes == SIZE, "the first one was dropped"
+    assert torch.equal(second, expected)
+    assert torch.equal(first, expected + 1)
+    assert blocks_of(memory) == 2 * SIZE
+    del first, second
+    gc.collect()
+    assert blocks_of(memory) == SIZE
+    assert contents.shared(1) is None
+
+
+def blocks_of(memory: KeptMemory) -> int:
+    return os.fstat(memory.descriptor).st_blocks * 512
 
 
 def test_a_handle_that_is_used_again_lets_go_of_what_it_held() -> None:

@@ -323,7 +323,7 @@ def recover() -> None:
     killed.wait()
     assert work.value_of(work.factor.sum()) == work.side
     assert work.value_of(work.computed) == work.side
-    for read in (work.product.cpu, work.counter.item):
+    for read in (work.product.cpu, work.counter.cpu):
         with pytest.raises(StateLostError, match="interrupted"):
             read()
     assert djinn.stats()["recoveries"] == 1

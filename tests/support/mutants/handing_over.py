@@ -135,6 +135,10 @@ MUTANTS = (
            "slot.storage", "slot.number"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
+    mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
+           "self._readers.get(number, ())", "()"),
+    mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
+           "(tuple(operands), *steps)", "(len(operands), *steps)"),
     # Values that nobody waits for.
     mutant("written-and-still-to-come", "session.later_exact", "djinn_lib_later.values:later", ").clone()", ")"),
     mutant("asked-for-before-it-is-sent", "session.later_exact", "djinn_lib_later.outstanding:OutstandingValues.choose",
@@ -144,8 +148,6 @@ MUTANTS = (
     # Early answers.
     mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
            "and digest_of_batches(batches) == result.assumes", "", over=SERVED),
-    mutant("written-ahead-and-not-undone", "session.pushed_is_asked", "djinn_lib_service.speculation:Speculator.shed",
-           "gone.undo.restore()", "pass", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
@@ -160,6 +162,12 @@ MUTANTS = (
     mutant("computed-from-what-was-written", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory.use",
            "[dependent for place in written for dependent in place.dependents]", "[]", within=_SHORT),
+    # Uploads that sessions share.
+    mutant("written-for-all-who-share", "session.sharing_invisible", "djinn_lib_service.kept_memory:map_private",
+           "mmap.MAP_PRIVATE", "mmap.MAP_SHARED", within=_SHORT),
+    mutant("upload-that-is-itself-the-value", "session.sharing_invisible",
+           "djinn_lib_service.content_store:Contents.shared", "content.shared.mapped(content.header)",
+           "content.tensor", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn_lib_service.failures:name_of",
            "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),

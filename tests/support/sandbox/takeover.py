@@ -291,7 +291,7 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
              "msgsnd": call("msgsnd", 0, bytes(16), 1, 0), "mq_open": call("mq_open", b"taken", 0o100, 0o600, None),
              "memfd_secret": call("memfd_secret", 0), "vmsplice": call("vmsplice", 0, bytes(16), 1, 0)}
     for name in descriptors():
-        # What it has open: its standard streams, sockets of its own, and nothing else.
+        # What it has open: its standard streams, sockets of its own, memory for its own uploads, and nothing else.
         try:
             leads = str(Path(f"/proc/self/fd/{name}").readlink())
         except OSError:
@@ -300,8 +300,8 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
             # Where it writes whose program it runs. The gateway reads that, and would end if it were cut off.
             found[f"board {name}"] = call("ftruncate", int(name), 0)
             continue
-        known = ("/dev/null", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/", *target["log"],
-                 *(path for path in files_for(has_driver=False).readable if path.startswith("/proc/")))
+        known = ("/dev/null", "/memfd:djinn-uploads", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/",
+                 *target["log"], *(path for path in files_for(has_driver=False).readable if path.startswith("/proc/")))
         found[f"descriptor {name}"] = "its own" if leads.startswith(known) else f"{DONE}: {leads}"
         if leads.startswith("socket:"):
             found[f"socket {name}"] = _listens(name, target)

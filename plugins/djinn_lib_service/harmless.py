@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from djinn_lib_service.operators import operator_named
-
 from djinn.ir.schema import facts_of
 from djinn.ir.tape import Signature
+from djinn_lib_service.operators import operator_named
 
 __all__ = ("is_harmless", "is_repeatable", "moved_bytes")
 

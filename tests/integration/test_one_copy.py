@@ -1,0 +1,165 @@
+"""One copy in memory: of equal uploads for the sessions of an owner, and of a stored model for all tenants."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_lib_service.stored_models import stored_operators
+from djinn_lib_service.upload_dedup import DedupConnection
+from djinn_transport_tcp.client import SocketConnection, connect
+from safetensors.torch import save_file
+from support.servers.connection_options import connect_options
+
+import djinn
+from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.wire.tensors import header_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads what processes use from /proc")
+OWNER = "a secret of these tests"
+CLIENTS = 8
+PIECE = 2**19
+"""Elements of 2 MiB: less than what the transport keeps memory for."""
+PIECE_BYTES = 4 * PIECE
+PIECES = 48
+TOTAL_BYTES = PIECES * PIECE_BYTES
+MOST_COPIES = 1.05
+T, N = TensorArgument(), NumberArgument()
+
+
+def template(operator: Any, *arguments: Any, **keywords: Any) -> Template:
+    facts = facts_of(operator)
+    return Template(facts.name, facts.digest, arguments, tuple(keywords.items()))
+
+
+DOUBLE = Program((template(torch.ops.aten.mul_.Scalar, T, N),), (Step(0, (-1,), 0),), 1, ())
+SUM = template(torch.ops.aten.sum.default, T)
+
+
+def used_bytes(server: Any) -> int:
+    """What the workers use of the memory: a page that several of them use counts in each with its part."""
+    try:
+        texts = [Path(f"/proc/{worker}/smaps_rollup").read_text() for worker in server.workers]
+    except PermissionError:
+        pytest.skip("only root can read what a worker in its sandbox uses")
+    return 1024 * sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("Pss:"))
+
+
+class Session:
+    """A session of the owner that uploads, doubles and adds, each tensor under a handle."""
+
+    def __init__(self, address: str) -> None:
+        self.connection = DedupConnection(connect(address, connect_options(owner=OWNER)))
+        self.ask(Define(1, DOUBLE), Define(2, Program((SUM,), (Step(0, (-1,), 1),), 1, (0,))))
+        self.upload(1, torch.zeros(8))
+        self.double(1)
+        assert self.sum_of(1) == 0
+
+    def ask(self, *commands: Any, fetch: tuple[int, ...] = ()) -> list[torch.Tensor]:
+        result, data = self.connection.request(Batch(list(commands), fetch=fetch, synchronize=True), ())
+        assert not result.failures, result.failures
+        return data
+
+    def upload(self, handle: int, tensor: torch.Tensor) -> None:
+        self.connection.submit(Batch([Upload(handle, header_of(tensor))]), [tensor])
+
+    def double(self, handle: int) -> None:
+        self.ask(Run(1, (handle,), [2.0], ()))
+
+    def sum_of(self, handle: int) -> float:
+        return float(self.ask(Run(2, (handle,), [], (1000,)), fetch=(1000,))[0])
+
+
+def told_held_bytes(address: str) -> int:
+    connection = connect(address, connect_options(owner=OWNER))
+    held_bytes = connection.welcome.held_bytes
+    connection.close()
+    return held_bytes
+
+
+def test_eight_sessions_with_the_same_weights_cost_one_copy_and_what_they_write(start_server: Any) -> None:
+    server = start_server("--keep-mib", "256", "--sandbox", "auto")
+    weights = [torch.full((PIECE,), float(number)) for number in range(PIECES)]
+    with ExitStack() as stack:
+
+        def opened() -> Session:
+            made = Session(server.address)
+            stack.callback(made.connection.close)
+            return made
+
+        # The first two know of nothing that is kept, and send everything.
+        sessions = [opened(), opened()]
+        before = used_bytes(server)
+        for number in range(CLIENTS):
+            sessions += [opened()] if number >= 2 else []
+            for handle, weight in enumerate(weights, 1):
+                sessions[number].upload(handle, weight)
+        assert [session.connection.bytes_not_sent > 0 for session in sessions] == [False] * 2 + [True] * (CLIENTS - 2)
+        for session in sessions:
+            assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
+        kept = used_bytes(server)
+        assert kept - before <= MOST_COPIES * TOTAL_BYTES
+        assert told_held_bytes(server.address) < 1000, "weights are counted where they are kept"
+
+        for handle in (2, 3):
+            sessions[0].double(handle)
+        assert 0.9 * 2 * PIECE_BYTES <= used_bytes(server) - kept <= 1.2 * 2 * PIECE_BYTES
+        assert 0 <= told_held_bytes(server.address) - 2 * PIECE_BYTES < 1000
+        for number, session in enumerate(sessions):
+            factors = (2, 2) if number == 0 else (1, 1)
+            for handle, factor in zip((2, 3), factors, strict=True):
+                [found] = session.ask(fetch=(handle,))
+                assert torch.equal(found, weights[handle - 1] * factor)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    weight = torch.full((PIECES * PIECE,), 0.5)
+    save_file({"w": weight}, folder / "large.safetensors")
+    save_file({"w": weight[:PIECE]}, folder / "small.safetensors")
+    return folder
+
+
+def loading(file: str) -> Program:
+    """A program that loads a tensor, and adds its elements."""
+    load = template(stored_operators().tensor, T, ConstantArgument(file), ConstantArgument("w"), N,
+                    dtype=TorchArgument("dtype", "float32"))
+    return Program((load, SUM), (Step(0, (-1,), 1), Step(1, (0,), 1)), 1, (0, 1))
+
+
+def load(connection: SocketConnection, program: int, file: str, size: int) -> float:
+    like, handle = torch.zeros(0), 10 * program
+    result, data = connection.request(Batch(
+        [Upload(handle, header_of(like)), Define(program, loading(file)),
+         Run(program, (handle,), [[size]], (handle + 1, handle + 2))], fetch=(handle + 2,)), [like])
+    assert not result.failures, result.failures
+    return float(data[0])
+
+
+def test_a_stored_model_is_in_memory_once_for_eight_tenants(stored: Path, start_server: Any, tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    given = [tokens.create(f"tenant-{number}") for number in range(CLIENTS)]
+    server = start_server("--models", str(stored), "--tokens", str(tokens.path), "--sandbox", "auto")
+    djinn.init(server=server.address, token=given[0])
+    large, small = (model.digest for model in djinn.models.list())
+    djinn.shutdown()
+    with ExitStack() as stack:
+        connections = []
+        for token in given:
+            connections.append(connect(server.address, connect_options(token=token)))
+            stack.callback(connections[-1].close)
+            assert load(connections[-1], 1, small, PIECE) == PIECE / 2
+        assert len(server.workers) == CLIENTS
+        before = used_bytes(server)
+        for connection in connections:
+            assert load(connection, 2, large, PIECES * PIECE) == PIECES * PIECE / 2
+        assert used_bytes(server) - before <= MOST_COPIES * TOTAL_BYTES
