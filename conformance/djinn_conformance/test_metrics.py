@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -48,6 +48,14 @@ class FakeStatistics:
     own: Counts = attrs.field(factory=Counts)
     version: str = "0.0.0"
     address: str = "tcp://127.0.0.1:7777"
+
+    def tenant_of(self, token: str) -> str:
+        """Return that all clients are one tenant."""
+        return ""
+
+    def operate(self, command: str, arguments: Mapping[str, Any]) -> list[Any]:
+        """Return no sessions."""
+        return []
 
     def models(self) -> list[StoredModel]:
         """Return one model."""

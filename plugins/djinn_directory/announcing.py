@@ -26,11 +26,11 @@ from djinn_lib_cluster.messages import (
 )
 from djinn_lib_server.kinds.metrics import MetricsOutput, MetricsSource
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
+from djinn_lib_server.secret_files import key_in
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.errors import ConfigurationError
 from djinn.settings import Settings
-from djinn_directory.command import key_in
 
 __all__ = ("Announcement", "Announcements")
 

@@ -20,7 +20,7 @@ from djinn.errors import ConfigurationError, RefusedError
 if TYPE_CHECKING:
     from djinn_lib_server.kinds.authenticator import Authenticator
 
-__all__ = ("directory", "key_in")
+__all__ = ("directory",)
 
 USAGE_ERROR = 2
 MIN_KEY_CHARACTERS = 16
@@ -53,8 +53,10 @@ def directory(
     Prints one line, "djinn directory tls://HOST:PORT/NAME", once it accepts connections; give that address to clients
     as DJINN_CLUSTER or djinn.init(cluster=...), and to servers with --directory. No session runs through a directory.
     """
+    from djinn_lib_server.encryption import server_context
     from djinn_lib_server.exposure import check_exposure
     from djinn_lib_server.options import AddressOptions, ServeOptions, TlsOptions, TokenOptions
+    from djinn_lib_server.secret_files import key_in
 
     from djinn.plugins import DEFAULTS
     from djinn.plugins.manager import Plugins
@@ -70,7 +72,7 @@ def directory(
                                tls=TlsOptions(tls_cert, tls_key))
         factory = plugins.choose("authenticator", DEFAULTS["authenticator"])
         check_exposure(host, is_encrypted=bool(tls_cert), needs_token=factory.check(options))
-        context = _context(tls_cert, tls_key) if tls_cert else None
+        context = server_context(tls_cert, tls_key) if tls_cert else None
         secret = key_in(Path(key), makes=True) if key else secrets.token_urlsafe(32)
         sock = _listening(host, port)
         authenticator: Authenticator = factory.open(options)
@@ -79,46 +81,6 @@ def directory(
         raise typer.Exit(USAGE_ERROR) from None
     address = DirectoryAddress("tls" if tls_cert else "tcp", reachable(host), sock.getsockname()[1], name)
     _run(sock, name, secret, _checking(authenticator), context, str(address), parent)
-
-
-def key_in(path: Path, *, makes: bool = False) -> str:
-    """Read the secret that servers share with their directory.
-
-    Args:
-        path: Its file.
-        makes: Whether to make one if there is none.
-
-    Raises:
-        ConfigurationError: The file cannot be used, or others can read it.
-    """
-    try:
-        if makes and not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
-                file.write(secrets.token_urlsafe(32) + "\n")
-        is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
-        found = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The key {path} cannot be read: {error}.",
-                                 hint="Give the file that `djinn directory --key` has made.") from None
-    if is_exposed:
-        raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run chmod 600 {path}.")
-    if len(found) < MIN_KEY_CHARACTERS:
-        raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
-                                 hint="Remove the file, and let `djinn directory --key` make another one.")
-    return found
-
-
-def _context(cert: str, key: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        context.load_cert_chain(cert, key or None, password=lambda: b"")
-    except OSError as error:
-        raise ConfigurationError(f"The certificate and key of {cert} cannot be used: {error.strerror or error}.",
-                                 hint="Give PEM files that this user can read, and the certificate's key without a "
-                                      "password.") from None
-    return context
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
+import secrets
+import time
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
-from djinn_lib_service.stored_models import StoreAnswer, StoredModel, StoredTensor, stored_operators
+from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredModel, StoredTensor, stored_operators
 from djinn_lib_service.tensor_bytes import buffer_of
 
 import djinn
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = ("list", "load", "load_file", "made", "stored_files", "tensors_of")
 
 _CHUNK_BYTES = 2**23
+_PIECE_BYTES = 2**22
+"""Of a file that is sent."""
+_log = logging.getLogger("djinn.models")
+_Answer = TypeVar("_Answer", StoreAnswer, KeepReply)
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _digests: dict[tuple[str, int, int, int], str] = {}
 
@@ -64,8 +71,9 @@ def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
               ) -> dict[str, torch.Tensor]:
     """Return the tensors of a safetensors file of this machine, on the device.
 
-    If the server has a file with the same content, no tensor is sent. Otherwise they are, one after another. The file
-    is only digested if the server has one of its size. In the cache of Hugging Face's hub, its name is its digest.
+    If the server has a file with the same content, no tensor is sent. If it keeps files, the file is sent once.
+    Otherwise its tensors are, one after another. The file is only digested if the server has one of its size, or keeps
+    files. In the cache of Hugging Face's hub, its name is its digest.
 
     Args:
         path: The file.
@@ -91,17 +99,43 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
         OSError: A file cannot be read.
     """
     files = [Path(path).resolve(strict=True) for path in paths]
-    sizes = {stored.size_bytes for model in _answer(device, "").models for stored in model.files}
-    if not sizes.issuperset(file.stat().st_size for file in files):
+    known = _answer(device, "")
+    sizes = {stored.size_bytes for model in known.models for stored in model.files}
+    if any(file.stat().st_size not in sizes and not 0 < file.stat().st_size <= known.keeps_bytes for file in files):
         return None
     found: dict[str, torch.Tensor] = {}
     for file in files:
-        answer = _answer(device, f"\n{_digest_of(file)}")
+        digest = _digest_of(file)
+        answer = _answer(device, f"\n{digest}")
+        if not answer.models and file.stat().st_size <= known.keeps_bytes and _sent(file, digest, _like(device)):
+            answer = _answer(device, f"\n{digest}")
         if answer.problem or not answer.models:
             return None
         like = _like(device)
         found.update((tensor.name, made(like, tensor)) for tensor in answer.tensors)
     return found
+
+
+def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
+    """Send a file that the server keeps, unless another client does; return whether it is there."""
+    writer, size_bytes, position = secrets.token_hex(8), file.stat().st_size, 0
+    piece = torch.empty(0, dtype=torch.uint8)
+    with file.open("rb", buffering=0) as opened:
+        while True:
+            answer = stored_operators().keep(piece.to(like.device), digest, writer, position, size_bytes).cpu()
+            reply = _decoded(answer, KeepReply)
+            if reply.problem or reply.is_stored:
+                _log.info("%s: %s", file.name, reply.problem or f"the server has all {size_bytes} bytes")
+                return not reply.problem
+            if reply.wait_s:
+                time.sleep(min(reply.wait_s, 1.0))
+            position = reply.position
+            _log.info("%s: %d of %d bytes are sent", file.name, position, size_bytes)
+            opened.seek(position)
+            data = b"" if reply.wait_s else opened.read(_PIECE_BYTES)
+            if not data and not reply.wait_s:
+                return False
+            piece = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else piece[:0]
 
 
 def _digest_of(file: Path) -> str:
@@ -154,8 +188,11 @@ def _asked(device: Any, request: str) -> StoreAnswer:
 
 
 def _answer(device: Any, request: str) -> StoreAnswer:
-    answer = stored_operators().models(_like(device), request).cpu()
+    return _decoded(stored_operators().models(_like(device), request).cpu(), StoreAnswer)
+
+
+def _decoded(answer: torch.Tensor, kind: type[_Answer]) -> _Answer:
     try:
-        return msgspec.msgpack.decode(buffer_of(answer), type=StoreAnswer)
+        return msgspec.msgpack.decode(buffer_of(answer), type=kind)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"The server describes its models wrongly: {error}.") from None

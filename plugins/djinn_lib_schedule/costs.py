@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import attrs
 from djinn_lib_graph.graph import Graph, GraphNode
 from djinn_lib_graph.metadata import MemoryPattern
 
-from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, LinkProfile, Transfer
+from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, LinkProfile, StepSpan, Transfer
 from djinn_lib_schedule.semantics import meaning_of
 
-__all__ = ("CostModel", "CostWeights", "waiting_s")
+__all__ = ("CostModel", "CostWeights", "waiting_s", "weighted")
 
 
 @attrs.frozen
@@ -42,6 +43,31 @@ def waiting_s(service_s: float, load: float) -> float:
     if not 0 <= load < 1:
         raise ValueError(f"A load is from 0 to below 1, not {load}.")
     return load / (1 - load) * service_s
+
+
+def weighted(devices: Sequence[DeviceInfo], weights: CostWeights) -> list[DeviceInfo]:
+    """Describe devices so that a scheduler which minimizes time minimizes weighted time.
+
+    Only the relation of weights matters to a scheduler. Links are slower by ``beta / alpha``, and waiting for other
+    sessions takes longer by ``gamma / alpha``; computing takes as long as it does.
+
+    Raises:
+        ValueError: A weight is negative, or ``alpha`` is zero.
+    """
+    if weights.alpha <= 0 or min(weights.beta, weights.gamma) < 0:
+        raise ValueError(f"alpha is above zero, and beta and gamma are zero or above, not {weights}.")
+    moving, waiting = weights.beta / weights.alpha, weights.gamma / weights.alpha
+
+    def slower(link: LinkProfile) -> LinkProfile:
+        return attrs.evolve(link, latency_s=link.latency_s * moving,
+                            bytes_per_s=link.bytes_per_s / moving if moving else math.inf)
+
+    made = []
+    for device in devices:
+        waited = waiting_s(waiting, device.load)
+        links = {other.id: slower(device.links.get(other.id, _USUAL_LINK)) for other in devices if other is not device}
+        made.append(attrs.evolve(device, links=links, load=waited / (1 + waited)))
+    return made
 
 
 class CostModel:
@@ -93,6 +119,14 @@ class CostModel:
         Every device does one thing at a time, in the schedule's order; so does every link. A transfer begins when its
         value is available. Work on a busy device takes longer by `waiting_s`.
         """
+        return self._timed(schedule, graph)[0]
+
+    def timed(self, schedule: ExecutionSchedule, graph: Graph) -> ExecutionSchedule:
+        """Return a schedule with the times and the cost that this model predicts for it."""
+        estimate, timing = self._timed(schedule, graph)
+        return attrs.evolve(schedule, estimate=estimate, spans=timing.spans, transfer_spans=timing.transfer_spans)
+
+    def _timed(self, schedule: ExecutionSchedule, graph: Graph) -> tuple[CostEstimate, _Timing]:
         nodes = {node.id: node for node in graph.nodes()}
         timing = _Timing(self._devices, schedule, graph)
         compute_s = queueing_s = transfer_s = 0.0
@@ -114,12 +148,13 @@ class CostModel:
                  for transfer in schedule.transfers if transfer.source in self._devices]
         begin_s = max((self._devices[device].profile.run_s for device in used), default=0.0)
         weights = self.weights
-        return CostEstimate(
+        estimate = CostEstimate(
             latency_s=begin_s + timing.end_s, compute_s=compute_s, transfer_s=transfer_s, queueing_s=queueing_s,
             transferred_bytes=sum(transfer.size_bytes for transfer in schedule.transfers),
             score=weights.alpha * compute_s + weights.beta * transfer_s + weights.gamma * queueing_s,
             is_measured=all(self._devices[device].profile.is_measured for device in used)
             and all(link.is_measured for link in links))
+        return estimate, timing
 
 
 _USUAL_LINK = LinkProfile()
@@ -130,6 +165,9 @@ class _Timing:
 
     def __init__(self, devices: Mapping[str, DeviceInfo], schedule: ExecutionSchedule, graph: Graph) -> None:
         self.end_s = 0.0
+        self.spans: dict[str, StepSpan] = {}
+        """Of nodes, on the devices of the schedule, not where they are repeated."""
+        self.transfer_spans: dict[Transfer, StepSpan] = {}
         self.moves: dict[str, list[tuple[Transfer, float]]] = {}
         self._free_s = dict.fromkeys(devices, 0.0)
         self._link_s: dict[tuple[str, str], float] = {}
@@ -152,6 +190,7 @@ class _Timing:
         for source in self._after.get(identifier, ()):
             ready_s = max(ready_s, self._done_s[source])
         end_s = self._free_s[device] = ready_s + seconds
+        self.spans.setdefault(identifier, StepSpan(ready_s, end_s))
         for value in (*node.outputs, *node.writes):
             self._there_s[value, device] = end_s
         self._done_s[identifier] = max(end_s, self._done_s.get(identifier, 0.0))
@@ -164,6 +203,7 @@ class _Timing:
             link = transfer.source, transfer.target
             begin_s = max(self._link_s.get(link, 0.0), self._there_s.get((transfer.value, transfer.source), 0.0))
             end_s = self._link_s[link] = begin_s + seconds
+            self.transfer_spans[transfer] = StepSpan(begin_s, end_s)
             self._there_s[transfer.value, transfer.target] = end_s
             self.end_s = max(self.end_s, end_s)
 

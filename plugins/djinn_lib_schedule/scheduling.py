@@ -19,7 +19,7 @@ from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.record.devices import logical_device
 from djinn.session import runtime
 from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.costs import CostModel
+from djinn_lib_schedule.costs import CostModel, CostWeights, weighted
 from djinn_lib_schedule.inputs import alive_values, outside_values
 from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.liveness import MemoryEstimator
@@ -52,7 +52,7 @@ class SchedulingStrategy(StrEnum):
 
 def schedule(
     graph: Graph | AnnotatedGraph | Captured, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY,
-    devices: Devices = None,
+    devices: Devices = None, weights: CostWeights | None = None,
 ) -> ExecutionSchedule:
     """Ask a scheduler where and when the nodes of a graph should run. Runs nothing.
 
@@ -61,6 +61,7 @@ def schedule(
         strategy: ``latency``, ``throughput``, ``single``, or the name of any other installed scheduler.
         devices: Where it may run: descriptions of the devices, or the number of empty devices like the session's first.
             By default, the devices of the running session with their contents; without a session, one device.
+        weights: The weights of a second of computing, moving and waiting, for every scheduler. By default, all are 1.
 
     Returns:
         A schedule that keeps every rule of `djinn_lib_schedule.check.check_schedule`, with the graph, the devices and
@@ -69,15 +70,18 @@ def schedule(
     Raises:
         PluginError, AmbiguousPluginError: No scheduler has that name, or several have; the error lists the schedulers.
         ConfigurationError: There is no device, or two devices have the same name.
+        ValueError: A weight is negative, or that of computing is zero.
         ScheduleError: The scheduler's result breaks a rule, or the graph fits no device.
     """
     chosen = _scheduler_named(str(strategy))
     meant = _with_meaning(graph)
     infos = _device_infos(devices, meant)
     begin_s = time.perf_counter()
-    made = chosen.schedule(meant, infos)
+    made = chosen.schedule(meant, infos if weights is None else weighted(infos, weights))
     TOTALS.scheduled(made.scheduler, time.perf_counter() - begin_s)
     check_schedule(made, meant, infos)
+    if weights is not None:
+        made = CostModel(infos, weights).timed(made, meant)
     return _completed(attrs.evolve(made, graph=meant, device_infos=tuple(infos)), meant, infos)
 
 
@@ -94,7 +98,8 @@ class Scheduler:
     metadata: Metadata = None
 
     def schedule(
-        self, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY, devices: Devices = None
+        self, strategy: SchedulingStrategy | str = SchedulingStrategy.LATENCY, devices: Devices = None,
+        weights: CostWeights | None = None,
     ) -> ExecutionSchedule:
         """Ask a scheduler, as `djinn.schedule` does."""
         graph, metadata = self.graph, self.metadata
@@ -104,7 +109,7 @@ class Scheduler:
         elif known is not None:
             plain = graph.graph if isinstance(graph, (AnnotatedGraph, Captured)) else graph
             graph = AnnotatedGraph(plain, known, {}, (), WorkloadProfile(nodes=len(known)))
-        return schedule(graph, strategy, devices)
+        return schedule(graph, strategy, devices, weights)
 
 
 def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]:

@@ -20,6 +20,7 @@ from djinn_lib_server.option import MIB, Option
 __all__ = (
     "LOOPBACK",
     "AddressOptions",
+    "DashboardOptions",
     "DeclaredOption",
     "DeviceOptions",
     "DirectoryOptions",
@@ -223,6 +224,22 @@ class DirectoryOptions:
 
 
 @attrs.frozen
+class DashboardOptions:
+    """Where a page shows what the server does."""
+
+    port: Annotated[_Port | None, Option(
+        "dashboard-port", "Port for a page that shows tenants and sessions live; 0 finds a free port. Clients see "
+                          "their tenant with their token. Default: disabled.", shows_default=False)] = None
+    host: Annotated[str, Option(
+        "dashboard-host", "Address for the dashboard's port. One that other machines can reach needs --tls-cert and a "
+                          "token.")] = LOOPBACK
+    key: Annotated[str, Option(
+        "dashboard-key", "File with the operator's key, which shows all tenants, ends sessions and drains the server; "
+                         "it is made if there is none. Default: beside the tokens.", metavar="PATH", is_path=True,
+        shows_default=False)] = ""
+
+
+@attrs.frozen
 class ServeOptions:
     """All options of a server. The gateway passes them whole to its workers, without the clients' token."""
 
@@ -237,11 +254,15 @@ class ServeOptions:
     models: Annotated[str, Option(
         "models", "Folder of models as safetensors files, which clients load by name; see djinn models.",
         metavar="DIR", is_path=True, shows_default=False)] = ""
+    keep_model_bytes: Annotated[_Count, Option(
+        "keep-models-mib", "MiB of model files that clients have sent and that stay below --models, each for its "
+                           "tenant; the least recently used go first. 0 keeps none.", unit=MIB)] = 0
     peers: Annotated[str, Option(
         "peers", "Servers that sessions may send values to. Default: this machine only, and none if other "
                  "machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""
     metrics: MetricsOptions = MetricsOptions()
     directory: DirectoryOptions = DirectoryOptions()
+    dashboard: DashboardOptions = DashboardOptions()
     sandbox: Annotated[SandboxMode, Option(
         "sandbox", "Drop the privileges that workers do not need. auto: as far as the system supports it, "
                    "and log the rest; require: refuse to start otherwise; off: drop none.")] = SandboxMode.auto

@@ -323,7 +323,7 @@ class Contents:
         return None if content is None else content.tensor
 
     def shared(self, handle: int) -> torch.Tensor | None:
-        """Return a new tensor in the memory of a value's kept upload; what is written to it is seen by nothing else.
+        """Return a new tensor in the memory of a value's kept upload. Writes to it change nothing else.
 
         Returns:
             The tensor; ``None`` if the value must be a copy.

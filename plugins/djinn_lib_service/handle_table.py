@@ -80,7 +80,7 @@ class ValueTable(ABC):
         """Record that a value lies in memory of a kept upload."""
 
     def written(self, handle: int) -> None:  # noqa: B027  # as above
-        """Record that a value is written, so that it has memory of its own from now on."""
+        """Record that a value is written, and no longer shares its memory."""
 
 
 class HandleTable(ValueTable):
@@ -136,7 +136,7 @@ class HandleTable(ValueTable):
         self.shared_bytes += size_bytes
 
     def written(self, handle: int) -> None:
-        """Record that a value is written, so that it has memory of its own from now on."""
+        """Record that a value is written, and no longer shares its memory."""
         self.shared_bytes -= self._shared.pop(self._storage_of.get(handle, 0), 0)
 
     def storage_bytes(self, handles: Iterable[int]) -> int:

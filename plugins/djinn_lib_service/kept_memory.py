@@ -91,7 +91,7 @@ class KeptBytes:
         weakref.finalize(self, _free, memory, begin, length).atexit = False
 
     def mapped(self, header: TensorHeader) -> torch.Tensor | None:
-        """Return a new tensor on these bytes; what is written to it is seen by nothing else.
+        """Return a new tensor on these bytes. Writes to it change nothing else.
 
         Returns:
             The tensor; ``None`` if the process may not have more mappings.

@@ -167,7 +167,7 @@ class ProgramRuns:
         return outputs
 
     def _note_writes(self, known: DefinedProgram, run: Run) -> None:
-        """Record which values have memory of their own after a run, because the system copies what is written."""
+        """Record which values a run writes: the system copies their memory, if they share it."""
         program = known.program
         written = program.effects.written if isinstance(program, SupportsEffectReport) else range(len(run.inputs))
         for position in written:

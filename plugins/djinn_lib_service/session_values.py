@@ -61,7 +61,7 @@ class SessionValues:
         self._reports = DeviceReports(executor, memory.values)
         shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
         self._shares = shared is not None and contents is not None
-        # Nothing may write to kept contents, so the value is a copy, unless the system copies what is written.
+        # Nothing may write to kept contents, so the value is a copy, unless the system copies pages that are written.
         self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
         self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
@@ -112,7 +112,7 @@ class SessionValues:
                 self._contents.keep(handle, tensor)
             self._put_kept(handle, tensor)
             if self._contents is not None and not self._shares:
-                # After the value has its room: what is kept counts against the host's.
+                # After the value has its room: kept uploads count against the host's.
                 self._contents.keep(handle, tensor)
             self._memory.uploaded(handle)
 
@@ -144,7 +144,7 @@ class SessionValues:
             self._memory.uploaded(handle)
 
     def make_resizable(self, handles: Sequence[int]) -> None:
-        """Move values in memory of a fixed size, such as that of a file or of a kept upload, to memory of their own."""
+        """Move values in memory of a fixed size, such as that of a file or of a kept upload, to separate memory."""
         for value in map(self._table.get, handles):
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue

@@ -2,6 +2,7 @@
 
 ``djinn::stored_tensor`` is recorded like any operation. So a model is loaded in program order and without a round trip,
 is placed like other operations, and is loaded again by a replay. ``djinn::stored_models`` asks for the descriptions.
+``djinn::keep_piece`` sends a piece of a file that the server may keep.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import msgspec
 import torch
 from msgspec import Meta
 
-__all__ = ("STORED_OPERATORS", "STORED_TENSOR", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
+__all__ = ("STORED_OPERATORS", "STORED_TENSOR", "KeepReply", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
            "StoredOperators", "StoredTensor", "provide", "stored_operators")
 
 STORED_TENSOR = "djinn::stored_tensor"
-STORED_OPERATORS = frozenset((STORED_TENSOR, "djinn::stored_models"))
+STORED_OPERATORS = frozenset((STORED_TENSOR, "djinn::stored_models", "djinn::keep_piece"))
 """Their names. None writes to an argument, or returns a view of one."""
 _Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _libraries: list[torch.library.Library] = []
@@ -92,10 +93,28 @@ class StoreAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
         models: Its models; for a question about one, that one.
         tensors: The tensors of that one.
         problem: Why there is no such answer.
+        keeps_bytes: Size of the largest file that the server would keep for this client.
     """
 
     models: tuple[StoredModel, ...] = ()
     tensors: tuple[StoredTensor, ...] = ()
+    problem: str = ""
+    keeps_bytes: int = 0
+
+
+class KeepReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a store says to a piece of a file.
+
+    Attributes:
+        position: Where the next piece begins.
+        is_stored: Whether all of the file is there.
+        wait_s: How long to wait before the next piece, because another client sends the file; 0 if none does.
+        problem: Why the file is not kept.
+    """
+
+    position: int = 0
+    is_stored: bool = False
+    wait_s: float = 0.0
     problem: str = ""
 
 
@@ -115,6 +134,9 @@ class StoredModels(Protocol):
         Never raises: the answer contains the problem.
         """
 
+    def keep(self, file: str, writer: str, begin: int, size_bytes: int, piece: torch.Tensor) -> KeepReply:
+        """Receive a piece of a file; see `djinn_lib_server.kinds.store.SupportsKeeping.receive`. Never raises."""
+
     def tensor(self, file: str, name: str) -> torch.Tensor:
         """Return a tensor of a file, in memory of the host that its caller may write to.
 
@@ -132,6 +154,7 @@ class StoredOperators(NamedTuple):
 
     models: Any
     tensor: Any
+    keep: Any
 
 
 def provide(models: StoredModels | None) -> None:
@@ -145,17 +168,31 @@ def stored_operators() -> StoredOperators:
     library = torch.library.Library("djinn", "FRAGMENT")
     library.define("stored_models(Tensor like, str request) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
     library.define("stored_tensor(Tensor like, str file, str name, int[] size, *, ScalarType dtype) -> Tensor")
+    library.define("keep_piece(Tensor piece, str file, str writer, int begin, int size) -> Tensor",
+                   tags=(torch.Tag.dynamic_output_shape,))
     for key in ("CPU", "CUDA"):
+        library.impl("keep_piece", _keep, key)
         library.impl("stored_models", _models, key)
         library.impl("stored_tensor", _tensor, key)
     library.impl("stored_tensor", _tensor_meta, "Meta")
     _libraries.append(library)
-    return StoredOperators(torch.ops.djinn.stored_models.default, torch.ops.djinn.stored_tensor.default)
+    return StoredOperators(torch.ops.djinn.stored_models.default, torch.ops.djinn.stored_tensor.default,
+                           torch.ops.djinn.keep_piece.default)
 
 
 def _models(like: torch.Tensor, request: str) -> torch.Tensor:
     answer = _provided[0].answer(request) if _provided else StoreAnswer(
         problem="This server has no models. Its operator names a folder of them: djinn serve --models DIR.")
+    return _encoded(answer, like)
+
+
+def _keep(piece: torch.Tensor, file: str, writer: str, begin: int, size: int) -> torch.Tensor:
+    reply = _provided[0].keep(file, writer, begin, size, piece) if _provided else KeepReply(
+        problem="This server has no models.")
+    return _encoded(reply, piece)
+
+
+def _encoded(answer: StoreAnswer | KeepReply, like: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(answer)), dtype=torch.uint8).to(like.device)
 
 

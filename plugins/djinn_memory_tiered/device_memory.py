@@ -207,14 +207,22 @@ class DeviceMemory:
         return self.tier is PressureLevel.NORMAL and (
             self.accounts.held_bytes + wanted_bytes < self._tiers.relaxed_bytes(self.limit_bytes))
 
-    def no_room(self, wanted_bytes: int) -> OutOfMemoryError:
-        """Make the error for a lack of memory, and count it."""
+    def no_room(self, wanted_bytes: int, needed_bytes: int) -> OutOfMemoryError:
+        """Make the error for a lack of memory, and count it.
+
+        Args:
+            wanted_bytes: How much room was asked for.
+            needed_bytes: How much cannot be evicted meanwhile.
+        """
         self.accounts.refused += 1
-        held = self.accounts
+        held, fits_bytes = self.accounts, self.limit_bytes - needed_bytes
+        part = 100 * fits_bytes // wanted_bytes if wanted_bytes else 100
+        smaller = (f" {fits_bytes} bytes can be made free for it: a batch of {part} % of this one, or less, fits."
+                   if 0 < part < 100 else "")
         host = f" of {self.host_limit_bytes}" if self.host_limit_bytes else ""
         return OutOfMemoryError(
             f"{wanted_bytes} bytes are wanted, and the limit is {self.limit_bytes}; the device holds "
-            f"{held.described()}, and {held.host_bytes} bytes{host} were moved to the host.",
+            f"{held.described()}, and {held.host_bytes} bytes{host} were moved to the host.{smaller}",
             hint="Let go of tensors, work in smaller pieces, or give the server more with --memory-mib and "
                  "--max-host-mib.")
 
@@ -230,9 +238,10 @@ class DeviceMemory:
         accounts, limit_bytes = self.accounts, self.limit_bytes
         if accounts.held_bytes + wanted_bytes <= limit_bytes:
             return
-        if sum(place.size_bytes for place in kept if place.state is State.HERE) + wanted_bytes > limit_bytes:
+        needed_bytes = sum(place.size_bytes for place in kept if place.state is State.HERE)
+        if needed_bytes + wanted_bytes > limit_bytes:
             # Evicting everything else would not be enough.
-            raise self.no_room(wanted_bytes)
+            raise self.no_room(wanted_bytes, needed_bytes)
         self._drop_ahead(limit_bytes - wanted_bytes)
         if accounts.held_bytes + wanted_bytes <= limit_bytes:
             return
@@ -240,7 +249,7 @@ class DeviceMemory:
             self._evict(candidate)
             if accounts.held_bytes + wanted_bytes <= limit_bytes:
                 return
-        raise self.no_room(wanted_bytes)
+        raise self.no_room(wanted_bytes, accounts.held_bytes)
 
     def _drop_ahead(self, wanted_bytes: int) -> None:
         for tenant in self._tenants:
@@ -351,7 +360,7 @@ class DeviceMemory:
         finally:
             self._in_use = before
         if failures:
-            raise self.no_room(wanted_bytes) from failures[0]
+            raise self.no_room(wanted_bytes, self.accounts.held_bytes) from failures[0]
         for position, each in recipe.made.items():
             if each in missing:
                 self._refill(tenant, each, recipe, outputs[position])

@@ -239,8 +239,9 @@ class TieredMemory(SessionMemory):
         """Check that the results of a run fit, because their size was not known before."""
         cost, size_bytes = self._cost_of(run), sum(place.size_bytes for place in set(made.values()))
         self._costs[run.program] = attrs.evolve(cost, wanted_bytes=max(cost.wanted_bytes, size_bytes))
-        if (made or is_complete) and size_bytes + sum(place.size_bytes for place in read) > self._device.limit_bytes:
-            raise self._device.no_room(size_bytes)
+        needed_bytes = sum(place.size_bytes for place in read)
+        if (made or is_complete) and size_bytes + needed_bytes > self._device.limit_bytes:
+            raise self._device.no_room(size_bytes, needed_bytes)
         self._device.fit()
 
     def _learn_recipe(

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions
-from djinn_lib_service.stored_models import StoredModel
+from djinn_lib_service.stored_models import KeepReply, StoredModel
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import WorkerReport
@@ -294,10 +294,18 @@ class FromStore(msgspec.Struct, frozen=True, tag="from_store"):
     Attributes:
         number: Identifies the request in its answer.
         digest: The file's digest; empty for the list.
+        piece: A piece of that file, if it is sent to be kept.
+        writer: Who sends it.
+        begin: Where the piece begins.
+        size_bytes: Size of the file.
     """
 
     number: int
     digest: str = ""
+    piece: bytes | None = None
+    writer: str = ""
+    begin: int = 0
+    size_bytes: int = 0
 
 
 class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
@@ -307,11 +315,15 @@ class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
         number: Number of the `FromStore`.
         models: The models.
         problem: Why there is no answer.
+        keeps_bytes: Size of the largest file that is kept.
+        kept: The answer to a piece.
     """
 
     number: int
     models: tuple[StoredModel, ...] = ()
     problem: str = ""
+    keeps_bytes: int = 0
+    kept: KeepReply | None = None
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):

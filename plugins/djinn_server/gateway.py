@@ -6,8 +6,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -19,14 +20,14 @@ from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAc
 from djinn_lib_service.peer_exchange import check_versions
 from djinn_lib_service.stored_models import StoredModel
 
-from djinn.errors import DjinnError, LimitError, RefusedError
+from djinn.errors import ConfigurationError, DjinnError, LimitError, RefusedError
 from djinn.wire.messages import Hello, PeerHello, Starting
 from djinn_server.authentication import Authentication
 from djinn_server.changes import Changes
 from djinn_server.event_loop import Tasks
 from djinn_server.handshake import greeting_of, receive_from, refuse_async, send_to
 from djinn_server.operating import Operating
-from djinn_server.operator_socket import OperatorSocket
+from djinn_server.operator_socket import OperatorSocket, ask
 from djinn_server.outputs import Outputs, ServerMetrics
 from djinn_server.oversight import RunWatch, Verdicts
 from djinn_server.pending_handshakes import MAX_WAITING, PendingHandshakes
@@ -128,8 +129,17 @@ class Gateway:
         """
         self._outputs = Outputs(factories, options,
                                 ServerMetrics(version, self._supervisor.ledger, self.why_not_ready, self.address,
-                                              models))
+                                              models, self._tenant_of, self._operate))
         return self._outputs.addresses
+
+    def _tenant_of(self, token: str) -> str:
+        return self._authentication.authenticate(token).tenant.name
+
+    def _operate(self, command: str, arguments: Mapping[str, Any]) -> Any:
+        """Ask this server as its operator does, so that the event loop executes it."""
+        if self._operator is None:
+            raise ConfigurationError("The server has no operator's socket.", hint="Give it one with --control.")
+        return ask(self._operator.path, command, **arguments)
 
     async def run(self, operate: Callable[[], Awaitable[int]]) -> int:
         """Accept connections until something else ends, then end all workers.

@@ -14,9 +14,10 @@ import anyio
 import anyio.to_thread
 import attrs
 import torch
-from djinn_lib_server.kinds.store import ModelStore, TensorExtent
+from djinn_lib_server.kinds.store import ModelStore, SupportsKeeping, TensorExtent
 from djinn_lib_service.kept_memory import map_private
-from djinn_lib_service.stored_models import StoreAnswer, StoredModel, StoredTensor
+from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredFile, StoredModel, StoredTensor
+from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn_server.control import FromStore, StoreReply
 from djinn_server.control_channel import AwaitedControl
@@ -29,6 +30,8 @@ MIN_MAPPED_BYTES = 2**16
 ANSWER_TIMEOUT_S = 600.0
 """How long a worker waits for the gateway, which digests new files first."""
 MAX_READERS = 4
+MAX_PIECE_BYTES = 2**19
+"""Of a file that a client sends; a message to the gateway has a limit."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -48,12 +51,12 @@ class GatewayModels:
         self._tasks = tasks
         self._threads = anyio.CapacityLimiter(MAX_READERS)
 
-    def answer(self, request: FromStore, control: AwaitedControl) -> None:
-        """Answer a worker; returns at once."""
-        self._tasks.spawn(self._answer, request, control)
+    def answer(self, request: FromStore, control: AwaitedControl, tenant: str = "") -> None:
+        """Answer the worker of a tenant; returns at once."""
+        self._tasks.spawn(self._answer, request, control, tenant)
 
-    async def _answer(self, request: FromStore, control: AwaitedControl) -> None:
-        reply, descriptor = await anyio.to_thread.run_sync(self._found, request, limiter=self._threads)
+    async def _answer(self, request: FromStore, control: AwaitedControl, tenant: str) -> None:
+        reply, descriptor = await anyio.to_thread.run_sync(self._found, request, tenant, limiter=self._threads)
         try:
             await control.send(reply, descriptor)
         except OSError as error:
@@ -62,16 +65,33 @@ class GatewayModels:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _found(self, request: FromStore) -> tuple[StoreReply, int | None]:
+    def _found(self, request: FromStore, tenant: str) -> tuple[StoreReply, int | None]:
+        store = self._store
+        keeper = store if isinstance(store, SupportsKeeping) and store.keep_bytes else None
         try:
             if not request.digest:
-                return StoreReply(request.number, tuple(self._store.models())), None
-            return StoreReply(request.number), self._store.open(request.digest)
+                return StoreReply(request.number, tuple(store.models()),
+                                  keeps_bytes=0 if keeper is None else keeper.keep_bytes), None
+            if request.piece is not None:
+                return StoreReply(request.number, kept=_kept(request, keeper, tenant)), None
+            try:
+                return StoreReply(request.number), store.open(request.digest)
+            except LookupError:
+                if keeper is None:
+                    raise
+            return StoreReply(request.number), keeper.open_kept(tenant, request.digest)
         except LookupError as error:
             return StoreReply(request.number, problem=str(error)), None
         except Exception:  # noqa: BLE001  # logged in full; a store that fails must not end the gateway
             _log.exception("the model store failed")
             return StoreReply(request.number, problem="The model store failed; the server's log says why."), None
+
+
+def _kept(request: FromStore, keeper: SupportsKeeping | None, tenant: str) -> KeepReply:
+    if keeper is None:
+        return KeepReply(problem="This server keeps no files.")
+    return keeper.receive(tenant, request.digest, request.writer, request.begin, request.size_bytes,
+                          request.piece or b"")
 
 
 @attrs.frozen
@@ -123,10 +143,10 @@ class WorkerModels:
         """Answer a client's question."""
         reply, _ = self._ask("")
         if reply.problem or not request:
-            return StoreAnswer(reply.models, problem=reply.problem)
+            return StoreAnswer(reply.models, problem=reply.problem, keeps_bytes=reply.keeps_bytes)
         name, _, version = request.partition("\n")
         if not name:
-            return self._answer_of_file(version, reply.models)
+            return self._answer_of_file(version, reply)
         found = [model for model in reply.models
                  if model.name == name and (not version or version in (model.revision, model.digest))]
         if len(found) != 1:
@@ -142,16 +162,31 @@ class WorkerModels:
             return StoreAnswer(problem=f"The model {name} cannot be used: two of its files have a tensor of one name.")
         return StoreAnswer((found[0],), tuple(tensors))
 
-    def _answer_of_file(self, digest: str, models: tuple[StoredModel, ...]) -> StoreAnswer:
-        for model in models:
-            if any(file.digest == digest for file in model.files):
-                try:
-                    tensors = self._file(digest).tensors
-                except RuntimeError as error:
-                    return StoreAnswer(problem=str(error))
-                return StoreAnswer((model,), tuple(StoredTensor(name, digest, extent.dtype, extent.size)
-                                                   for name, extent in tensors.items()))
-        return StoreAnswer()
+    def _answer_of_file(self, digest: str, reply: StoreReply) -> StoreAnswer:
+        model = next((model for model in reply.models if any(file.digest == digest for file in model.files)), None)
+        if model is None and not reply.keeps_bytes:
+            return StoreAnswer()
+        try:
+            opened = self._file(digest)
+        except RuntimeError as error:
+            return StoreAnswer(problem=str(error), keeps_bytes=reply.keeps_bytes)
+        found = model or StoredModel(digest, files=(StoredFile(digest, opened.stamp[0], digest),))
+        return StoreAnswer((found,), tuple(StoredTensor(name, digest, extent.dtype, extent.size)
+                                           for name, extent in opened.tensors.items()))
+
+    def keep(self, file: str, writer: str, begin: int, size_bytes: int, piece: torch.Tensor) -> KeepReply:
+        """Pass a piece of a file on to the gateway, in parts that fit its messages."""
+        with torch.inference_mode(mode=False), torch.no_grad():
+            data = bytes(buffer_of(piece.cpu().contiguous()))
+        reply = KeepReply(begin)
+        for offset in range(0, max(1, len(data)), MAX_PIECE_BYTES):
+            part = data[offset:offset + MAX_PIECE_BYTES]
+            answer, _ = self._asked(FromStore(next(self._numbers), file[:64], part, writer[:64], begin + offset,
+                                              size_bytes))
+            reply = answer.kept or KeepReply(problem=answer.problem or "The gateway keeps no file.")
+            if reply.problem or reply.is_stored or reply.position != begin + offset + len(part):
+                break
+        return reply
 
     def tensor(self, file: str, name: str) -> torch.Tensor:
         """Map a tensor; writes stay in this process."""
@@ -184,12 +219,15 @@ class WorkerModels:
             raise RuntimeError(f"The file with the digest {digest[:64]} is damaged: {error}.") from None
 
     def _ask(self, digest: str) -> tuple[StoreReply, int | None]:
+        return self._asked(FromStore(next(self._numbers), digest))
+
+    def _asked(self, request: FromStore) -> tuple[StoreReply, int | None]:
         answers: queue.SimpleQueue[tuple[StoreReply, int | None]] = queue.SimpleQueue()
-        number = next(self._numbers)
+        number = request.number
         with self._lock:
             self._waiting[number] = answers
         try:
-            self._send(FromStore(number, digest))
+            self._send(request)
             return answers.get(timeout=ANSWER_TIMEOUT_S)
         except (OSError, queue.Empty):
             return StoreReply(number, problem="The gateway does not answer."), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
@@ -50,11 +51,17 @@ class Operating:
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by command."""
         return {"sessions": lambda _: self.sessions(),
+                "drain": lambda _: self.drain(),
                 "kick": lambda arguments: self.kick(msgspec.convert(arguments, _Kick))}
 
     async def sessions(self) -> list[SessionRow]:
         """List all sessions, and the workers that do not answer."""
         return [row for row, _ in await self._rows()]
+
+    async def drain(self) -> dict[str, Any]:
+        """Drain the server, as on SIGTERM: sessions may continue for ``--drain-s``, and then it ends."""
+        signal.raise_signal(signal.SIGTERM)
+        return {}
 
     async def _rows(self) -> list[tuple[SessionRow, Worker]]:
         found: dict[Worker, list[SessionRow]] = {}

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import attrs
 from djinn_lib_server.kinds.metrics import Counts, MetricsFactory, MetricsOutput, TenantTotals
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.stored_models import StoredModel
 
-from djinn.errors import DjinnError, PluginError
+from djinn.errors import ConfigurationError, DjinnError, PluginError, RefusedError
 from djinn_server.metrics_store import MetricsStore
 
 __all__ = ("Outputs", "ServerMetrics")
 
 _log = logging.getLogger("djinn.server")
+
+
+def _no_tenants(token: str) -> NoReturn:
+    raise RefusedError("This server has no tenants.")
+
+
+def _no_operator(command: str, arguments: Mapping[str, Any]) -> NoReturn:
+    raise ConfigurationError("The server has no operator's socket.", hint="Give it one with --control.")
 
 
 @attrs.frozen
@@ -27,6 +36,8 @@ class ServerMetrics:
     why_not_ready: Callable[[], str]
     address: str = ""
     models: Callable[[], Sequence[StoredModel]] = tuple
+    tenant_of: Callable[[str], str] = _no_tenants
+    operate: Callable[[str, Mapping[str, Any]], Any] = _no_operator
 
     def totals(self) -> dict[str, TenantTotals]:
         """Return the statistics by label."""

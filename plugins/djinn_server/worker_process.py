@@ -184,8 +184,8 @@ class Worker:
         self._port = message.address.rpartition(":")[2]
 
     async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
-                    exchange: Exchange | None = None, models: GatewayModels | None = None) -> None:
-        """Handle its messages until it ends."""
+                    exchange: Exchange | None = None, models: GatewayModels | None = None, tenant: str = "") -> None:
+        """Handle its messages until it ends; ``tenant`` tells its kept files from those of other tenants."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
             if isinstance(message, Taken):
@@ -194,7 +194,7 @@ class Worker:
             elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
             elif isinstance(message, FromStore) and models is not None:
-                models.answer(message, self._control)
+                models.answer(message, self._control, tenant)
             elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):

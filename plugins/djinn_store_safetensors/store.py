@@ -19,6 +19,7 @@ from djinn_lib_service.stored_models import StoredFile, StoredModel
 from djinn.errors import ConfigurationError
 from djinn_store_safetensors.folder import Candidate, candidates, expected_digests, files_of
 from djinn_store_safetensors.header import read_header
+from djinn_store_safetensors.kept_files import KeptFiles
 
 __all__ = ("SafetensorsStore", "SafetensorsStores")
 
@@ -55,10 +56,14 @@ class SafetensorsStore:
 
     Args:
         folder: The folder.
+        keep_bytes: How much is kept of files that clients have sent.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_bytes: int = 0) -> None:
         self._folder = folder.resolve()
+        self.keep_bytes = keep_bytes
+        kept = KeptFiles(self._folder, keep_bytes)
+        self.open_kept, self.receive = kept.open, kept.receive
         self._known: dict[Path, _Known] = {}
         self._paths: dict[str, Path] = {}
         """Files of models that can be used, by digest."""
@@ -164,7 +169,9 @@ class SafetensorsStores:
         folder = Path(options.models)
         if not folder.is_dir():
             raise ConfigurationError(f"--models: {folder} is no folder.")
-        store = SafetensorsStore(folder)
+        if options.keep_model_bytes and not os.access(folder, os.W_OK):
+            raise ConfigurationError(f"--keep-models-mib: the server may not write to {folder}.")
+        store = SafetensorsStore(folder, options.keep_model_bytes)
         threading.Thread(target=_begin, args=(store,), name="djinn-models", daemon=True).start()
         return store
 

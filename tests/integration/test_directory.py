@@ -19,10 +19,10 @@ from anyio.from_thread import start_blocking_portal
 from djinn_cluster.settings import ClusterSettings
 from djinn_conformance.certificates import certificates
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
-from djinn_directory.command import key_in
 from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
 from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
+from djinn_lib_server.secret_files import key_in
 
 from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
 from djinn.plugins import Plugins

@@ -21,6 +21,7 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from support.processes.warm import clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 
+import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
@@ -152,6 +153,28 @@ def test_a_thousand_requests_at_one_and_a_half_times_the_room_harm_nobody(
     assert refused == 20
     for connection in (first, other):
         connection.close()
+
+
+def test_a_batch_that_cannot_fit_is_told_which_one_would(start_server: Any) -> None:
+    server = start_server("--memory-mib", "16", "--max-host-mib", "4")
+    djinn.init(server=server.address)
+    try:
+        weight = torch.eye(1024).to("remote_accelerator:0")
+
+        def loss(batch: int) -> float:
+            return (torch.ones(batch, 1024, device=weight.device) @ weight).relu().sum().item()
+
+        with pytest.raises(OutOfMemoryError, match=r"a batch of \d+ % of this one") as raised:
+            loss(8192)
+        told_part = int(str(raised.value).split("a batch of ")[1].split(" %")[0])
+        assert 5 < told_part < 50
+        batch = 8192 * told_part // 100
+        assert loss(batch) == batch * 1024
+        with pytest.raises(OutOfMemoryError):
+            loss(2 * batch)
+        assert loss(batch) == batch * 1024
+    finally:
+        djinn.shutdown()
 
 
 def test_a_run_that_cannot_fit_names_sizes_and_leaves_everything_as_it_was(start_server: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.models import MIN_MAPPED_BYTES
 from support.processes.warm import clean_environment
 
@@ -210,3 +211,24 @@ def test_no_weight_passes_through_the_client(store: Path, start_server: Any) -> 
     assert total == LARGE_BYTES / 4 * 0.5
     assert grown_bytes <= GROWTH_BYTES
     assert sent_bytes + received_bytes < 10**6
+
+
+def test_a_file_that_the_server_lacks_is_sent_once_and_kept_for_its_tenant(
+    store: Path, start_server: Any, tmp_path: Path
+) -> None:
+    tokens = TokenFile(tmp_path / "tokens.json")
+    first, other = tokens.create("first"), tokens.create("other")
+    mine, size = tmp_path / "mine.safetensors", 8 * 2**20
+    save_file({"w": torch.arange(size // 4, dtype=torch.float32)}, mine)
+    running = start_server("--models", str(store), "--keep-models-mib", "32", "--tokens", str(tokens.path),
+                           "--sandbox", "auto")
+    for token, is_sent in ((first, True), (first, False), (other, True)):
+        djinn.init(server=running.address, token=token)
+        names = [model.name for model in djinn.models.list()]
+        before = djinn.stats()["bytes_sent"]
+        weight = load_file(mine, device="remote_accelerator:0")["w"]
+        assert torch.equal(weight[-3:].cpu(), torch.arange(size // 4 - 3, size // 4, dtype=torch.float32))
+        sent = djinn.stats()["bytes_sent"] - before
+        assert size <= sent < 1.1 * size if is_sent else sent < 20_000
+        assert [model.name for model in djinn.models.list()] == names, "it is not listed"
+    djinn.shutdown()

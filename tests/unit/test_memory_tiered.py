@@ -279,6 +279,7 @@ def test_what_cannot_fit_is_refused_and_leaves_everything_as_it_was() -> None:
     assert f"limit is {10 * ROW_BYTES}" in message
     assert f"{4 * ROW_BYTES} of weight" in message
     assert f"{4 * ROW_BYTES} of activation" in message
+    assert f"{10 * ROW_BYTES} bytes can be made free for it: a batch of 90 % of this one" in message
     assert torch.equal(room.value(0, 1), rows(4))
     assert torch.equal(room.value(0, 2), 2 * rows(4))
     result, _ = room.do(0, fetch=[3])

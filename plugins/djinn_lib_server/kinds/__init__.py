@@ -16,11 +16,13 @@ from djinn_lib_server.kinds.store import (
     ModelStoreFactory,
     SamplingModelStoreFactory,
     StoreSample,
+    SupportsKeeping,
     TensorExtent,
 )
 
 __all__ = (
     "AdmissionFactory", "AdmissionPolicy", "Authenticator", "AuthenticatorFactory", "MetricsFactory", "MetricsOutput",
     "MetricsSource", "ModelStore", "ModelStoreFactory", "PeriodicOutput", "SamplingAuthenticatorFactory",
-    "SamplingMetricsFactory", "SamplingModelStoreFactory", "ServerLoad", "StoreSample", "TensorExtent", "TurnOrder",
+    "SamplingMetricsFactory", "SamplingModelStoreFactory", "ServerLoad", "StoreSample", "SupportsKeeping",
+    "TensorExtent", "TurnOrder",
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
@@ -133,6 +133,20 @@ class MetricsSource(Protocol):
     @property
     def address(self) -> str:
         """The address that clients connect to."""
+
+    def tenant_of(self, token: str) -> str:
+        """Return the name of the tenant that a token belongs to; empty if all clients are one tenant.
+
+        Raises:
+            RefusedError: The token is not valid.
+        """
+
+    def operate(self, command: str, arguments: Mapping[str, Any]) -> Any:
+        """Execute a command of the operator, as ``djinn sessions`` and ``djinn kick`` do. It waits for the gateway.
+
+        Raises:
+            DjinnError: It has failed, or there is no such command.
+        """
 
     def models(self) -> Sequence[StoredModel]:
         """Return the models of its store. Files that are new are read first, which can take long."""

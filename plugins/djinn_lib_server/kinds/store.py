@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import attrs
-from djinn_lib_service.stored_models import StoredModel
+from djinn_lib_service.stored_models import KeepReply, StoredModel
 
 from djinn_lib_server.options import ServeOptions
 
-__all__ = ("ModelStore", "ModelStoreFactory", "SamplingModelStoreFactory", "StoreSample", "TensorExtent")
+__all__ = ("ModelStore", "ModelStoreFactory", "SamplingModelStoreFactory", "StoreSample", "SupportsKeeping",
+           "TensorExtent")
 
 
 @attrs.frozen
@@ -58,6 +59,33 @@ class ModelStore(Protocol):
 
         Raises:
             LookupError: There is no such file, or no longer; the text may be shown to clients.
+        """
+
+
+@runtime_checkable
+class SupportsKeeping(Protocol):
+    """Optional members of a `ModelStore` that keeps files of clients. A tenant finds its own, by their digests alone.
+
+    Concurrency:
+        Any thread.
+    """
+
+    keep_bytes: int
+    """Size of the largest file that is kept."""
+
+    def open_kept(self, tenant: str, digest: str) -> int:
+        """Open a kept file of a tenant; else as `ModelStore.open`."""
+
+    def receive(self, tenant: str, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:
+        """Receive a piece of a file.
+
+        Args:
+            tenant: Whose file it is.
+            digest: SHA-256 of the whole file, in hexadecimal. A file with another content is dropped.
+            writer: Who sends it: of several, one sends the file, and the others wait.
+            begin: Where the piece begins; it is ignored unless that is where the next one should begin.
+            size_bytes: Size of the whole file.
+            data: The piece; it may be empty, to ask where to begin.
         """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
@@ -24,6 +25,7 @@ from djinn_lib_schedule.schedule import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+import djinn
 from djinn.ir.spec import SpecTable
 
 PLAIN = DeviceProfile(rate=Rate(100.0, 10.0), launch_s=1.0, view_s=0.5, run_s=3.0)
@@ -179,3 +181,48 @@ def test_fitting_finds_a_device_again() -> None:
 def test_times_that_make_no_sense_leave_what_is_known() -> None:
     quick = Measured("quick", (MeasuredCall("add", 0.0, 1e6, MemoryPattern.SEQUENTIAL),), 1e-9)
     assert fit([quick, Measured("nothing", (), 1.0)], empty_s=1e-3, run_s=0.0).operations == {}
+
+
+def two_products(rows: int) -> RecordedGraph:
+    """Two independent chains of products, whose results meet."""
+    djinn.shutdown()
+    with djinn.capture() as captured, torch.no_grad():
+        x = torch.randn(rows, rows)
+        one, other = x @ x, x @ x
+        for _ in range(3):
+            one, other = one @ one, other @ other
+        one + other
+    graph = captured.graph
+    djinn.shutdown()
+    return graph
+
+
+@pytest.mark.parametrize("strategy", ["latency", "throughput"])
+def test_weights_decide_whether_values_move(strategy: str) -> None:
+    graph, devices = two_products(256), [DeviceInfo("a"), DeviceInfo("b")]
+    apart = djinn.schedule(graph, strategy, devices, CostWeights())
+    together = djinn.schedule(graph, strategy, devices, CostWeights(beta=1e6))
+    assert set(apart.devices.values()) == {"a", "b"}
+    assert len(set(together.devices.values())) == 1
+    # Times are those of the devices and links as they are; the score is weighted.
+    plain = djinn.schedule(graph, strategy, devices)
+    assert plain.devices == apart.devices
+    assert apart.estimate.latency_s == pytest.approx(plain.estimate.latency_s, rel=0.05)
+    moved = CostModel(devices, CostWeights(beta=1e6)).estimate(apart, apart.graph)
+    assert together.estimate.score < moved.score
+    assert apart.spans.keys() == plain.spans.keys()
+    assert apart.transfer_spans.keys() == set(apart.transfers)
+
+
+def test_weights_decide_whether_work_waits_for_others() -> None:
+    fast = DeviceProfile(rate=Rate(1e11, 2e10))
+    graph, devices = two_products(256), [DeviceInfo("busy", profile=fast, load=0.4), DeviceInfo("idle")]
+    links = CostWeights(beta=1e6)
+    patient, urgent = (djinn.schedule(graph, "latency", devices, attrs.evolve(links, gamma=gamma))
+                       for gamma in (0.0, 10.0))
+    assert set(patient.devices.values()) == {"busy"}
+    assert set(urgent.devices.values()) == {"idle"}
+    assert patient.estimate.queueing_s > 0
+    for weights in (CostWeights(alpha=0.0), CostWeights(beta=-1.0)):
+        with pytest.raises(ValueError, match="alpha is above zero"):
+            djinn.schedule(graph, "latency", devices, weights)

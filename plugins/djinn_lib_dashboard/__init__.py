@@ -1,0 +1,1 @@
+"""A page that shows servers, tenants and sessions live, and the endpoint that serves it."""

@@ -1,0 +1,41 @@
+"""Files with a secret, which only this user can read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from djinn.errors import ConfigurationError
+
+__all__ = ("key_in",)
+
+MIN_KEY_CHARACTERS = 16
+
+
+def key_in(path: Path, *, makes: bool = False) -> str:
+    """Read a secret.
+
+    Args:
+        path: Its file.
+        makes: Whether to make one if there is none.
+
+    Raises:
+        ConfigurationError: The file cannot be used, or others can read it.
+    """
+    try:
+        if makes and not path.exists():
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
+                file.write(secrets.token_urlsafe(32) + "\n")
+        is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
+        found = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The key {path} cannot be read: {error}.",
+                                 hint="Give a file that this user can read.") from None
+    if is_exposed:
+        raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run chmod 600 {path}.")
+    if len(found) < MIN_KEY_CHARACTERS:
+        raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
+                                 hint="Remove the file, and let another one be made.")
+    return found

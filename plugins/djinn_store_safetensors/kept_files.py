@@ -1,0 +1,250 @@
+"""Files that clients have sent, kept for their tenant: found by digest alone, and bounded.
+
+They lie in ``.kept`` in the folder of models, in a folder for each tenant, named by their digests. A file arrives in
+pieces. It gets its name once all of it is there and has that digest, so a name never stands for anything else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import attrs
+from djinn_lib_service.stored_models import KeepReply
+
+from djinn_store_safetensors.header import read_header
+
+__all__ = ("FOLDER", "KeptFiles")
+
+FOLDER = ".kept"
+SUFFIX = ".safetensors"
+WRITER_S = 15.0
+"""After this time without a piece, another writer may continue in its place."""
+GONE_S = 600.0
+"""After this time without a piece, a file is dropped."""
+WAIT_S = 0.25
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_log = logging.getLogger("djinn.server")
+_Identity = tuple[int, int, int, int]
+
+
+def _identity(file: int | Path) -> _Identity:
+    status = file.stat() if isinstance(file, Path) else os.fstat(file)
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+@attrs.define(eq=False)
+class _Arriving:
+    """A file that is being received.
+
+    Attributes:
+        path: Where it lies until it has its name.
+        descriptor: Its descriptor, whose lock other servers of the folder respect.
+        size_bytes: How large it will be.
+        writer: Who sends it.
+        position: How much of it is there.
+        content: Digests these bytes.
+        at: When the last piece came.
+    """
+
+    path: Path
+    descriptor: int
+    size_bytes: int
+    writer: str
+    position: int = 0
+    content: hashlib._Hash = attrs.field(factory=hashlib.sha256)
+    at: float = attrs.field(factory=time.monotonic)
+
+    def close(self) -> None:
+        """Drop it, unless it has got its name."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        os.close(self.descriptor)
+
+
+class KeptFiles:
+    """The kept files of a folder of models.
+
+    Args:
+        folder: The folder of models.
+        limit_bytes: How much is kept, for all tenants together.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
+        self._folder = folder / FOLDER
+        self._limit_bytes = limit_bytes
+        self._known: dict[Path, _Identity] = {}
+        """Files whose content was digested."""
+        self._arriving: dict[Path, _Arriving] = {}
+        self._lock = threading.Lock()
+        for part in self._folder.glob("*/*.part"):
+            # Of a server that has died, unless another one is receiving it.
+            self._drop_unlocked(part)
+
+    def open(self, tenant: str, digest: str) -> int:
+        """Open a file of a tenant.
+
+        Raises:
+            LookupError: There is none, or it has another content than its name says.
+        """
+        path = self._path(tenant, digest)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except (OSError, ValueError):
+            raise LookupError(f"No file with the digest {digest[:64]} is stored.") from None
+        with self._lock:
+            identity = _identity(descriptor)
+            if self._known.get(path) != identity:
+                if _digest_of(descriptor) != digest:
+                    os.close(descriptor)
+                    self._known.pop(path, None)
+                    _log.warning("the kept file %s is not served: it was changed", path.name)
+                    raise LookupError(f"The kept file {path.name} has another content than its name says: it was "
+                                      "changed.")
+                self._known[path] = identity
+        with contextlib.suppress(OSError):
+            path.with_suffix(".used").touch(0o600)
+        return descriptor
+
+    def receive(self, tenant: str, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:
+        """Receive a piece of a file; see `djinn_lib_server.kinds.store.SupportsKeeping`."""
+        if not _DIGEST.fullmatch(digest):
+            return KeepReply(problem="A file is kept by its SHA-256.")
+        if not 0 < size_bytes <= self._limit_bytes:
+            return KeepReply(problem=f"The file has {size_bytes} bytes; --keep allows {self._limit_bytes}.")
+        path = self._path(tenant, digest)
+        with self._lock:
+            try:
+                return self._received(path, digest, writer, begin, size_bytes, data)
+            except OSError as error:
+                self._drop(path)
+                _log.warning("a file cannot be kept: %s", error)
+                return KeepReply(problem=f"The file cannot be kept: {error.strerror}.")
+
+    def _received(self, path: Path, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:
+        if path.exists() and self._known.get(path) == _identity(path):
+            return KeepReply(size_bytes, is_stored=True)
+        arriving = self._arriving.get(path) or self._begun(path, size_bytes, writer)
+        if arriving is None:
+            return KeepReply(wait_s=WAIT_S)
+        if arriving.writer != writer:
+            if time.monotonic() - arriving.at < WRITER_S:
+                return KeepReply(arriving.position, wait_s=WAIT_S)
+            arriving.writer = writer
+        arriving.at = time.monotonic()
+        if arriving.size_bytes != size_bytes or begin != arriving.position or begin + len(data) > size_bytes:
+            return KeepReply(arriving.position)
+        self._make_room(len(data))
+        _write(arriving.descriptor, data)
+        arriving.content.update(data)
+        arriving.position += len(data)
+        return self._finished(path, arriving, digest) if arriving.position == size_bytes else (
+            KeepReply(arriving.position))
+
+    def _begun(self, path: Path, size_bytes: int, writer: str) -> _Arriving | None:
+        """Begin to receive a file; ``None`` if another server of this folder does already."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not part.exists() or not os.path.samestat(part.stat(), os.fstat(descriptor)):
+                raise BlockingIOError
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        made = _Arriving(part, descriptor, size_bytes, writer)
+        try:
+            os.ftruncate(descriptor, 0)
+        except OSError:
+            made.close()
+            raise
+        self._arriving[path] = made
+        return made
+
+    def _finished(self, path: Path, arriving: _Arriving, digest: str) -> KeepReply:
+        try:
+            if arriving.content.hexdigest() != digest:
+                raise ValueError("its content has another digest")
+            read_header(arriving.descriptor)
+        except ValueError as error:
+            self._drop(path)
+            return KeepReply(problem=f"The file cannot be kept: {error}.")
+        os.fsync(arriving.descriptor)
+        arriving.path.replace(path)
+        self._known[path] = _identity(arriving.descriptor)
+        path.with_suffix(".used").touch(0o600)
+        self._drop(path)
+        _log.info("a file of %d bytes is kept", arriving.size_bytes)
+        return KeepReply(arriving.size_bytes, is_stored=True)
+
+    def _drop(self, path: Path) -> None:
+        arriving = self._arriving.pop(path, None)
+        if arriving is not None:
+            arriving.close()
+
+    def _drop_unlocked(self, part: Path) -> None:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(descriptor)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Delete the least recently used files until another piece fits, and pieces of writers that are gone."""
+        now = time.monotonic()
+        for path, arriving in list(self._arriving.items()):
+            if now - arriving.at >= GONE_S:
+                self._drop(path)
+        files = sorted((_used_at(path), path.stat().st_size, path) for path in self._folder.glob(f"*/*{SUFFIX}"))
+        held_bytes = sum(size for _, size, _ in files) + sum(each.position for each in self._arriving.values())
+        for _, size, path in files:
+            if held_bytes + size_bytes <= self._limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            path.with_suffix(".used").unlink(missing_ok=True)
+            self._known.pop(path, None)
+            held_bytes -= size
+            _log.info("a kept file of %d bytes is dropped to make room", size)
+        if held_bytes + size_bytes > self._limit_bytes:
+            raise OSError(errno.ENOSPC, "other files arrive, and there is no room for this one")
+
+    def _path(self, tenant: str, digest: str) -> Path:
+        # The digest was checked, or comes from a worker: it must not lead anywhere else.
+        if not _DIGEST.fullmatch(digest):
+            raise LookupError(f"No file with the digest {digest[:64]} is stored.")
+        return self._folder / hashlib.sha256(tenant.encode()).hexdigest()[:32] / (digest + SUFFIX)
+
+
+def _used_at(path: Path) -> float:
+    try:
+        return path.with_suffix(".used").stat().st_mtime
+    except OSError:
+        return path.stat().st_mtime
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view):]
+
+
+def _digest_of(descriptor: int) -> str:
+    content, position = hashlib.sha256(), 0
+    while chunk := os.pread(descriptor, 2**23, position):
+        content.update(chunk)
+        position += len(chunk)
+    return content.hexdigest()
