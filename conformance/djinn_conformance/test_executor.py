@@ -16,7 +16,6 @@ from djinn_lib_service.kinds.executor import (
     SupportsSpeculation,
     SupportsStop,
 )
-from djinn_lib_service.kinds.undo import SupportsUndo, Undo
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -136,61 +135,6 @@ def test_purity_true(subject: Subject, executor: Executor, recording: Recording)
         expect_same_tensor(executor.get(value), tensor, f"input i{index} after a pure run", where)
     expect_equal(bytes_of(random.get()), state, "random stream after a pure run", where)
     expect_equal(repr(run()), repr(first), "results of the second run", where)
-
-
-_ROWS = Recording((filled((5, 3), torch.float32, 1), torch.tensor([4, 0]), filled((2, 3), torch.float32, 2)), (
-    call("aten::index_copy_", Ref(-1), 0, Ref(-2), Ref(-3), results=0),
-    call("aten::fill_.Scalar", Ref(-2), 1, results=0),
-    call("aten::index_add_", Ref(-1), 0, Ref(-2), Ref(-3), results=0),
-    call("aten::sum", Ref(-1)),
-))
-"""Rows that are written by an index, which is then written itself."""
-
-
-@law("executor.undone_exactly")
-@given(recording=recordings(grouped() + PLAIN + _ALIASING + RANDOM, favoured=IN_PLACE, max_calls=4))
-@example(recording=_ALIASES)
-@example(recording=_STATISTICS)
-@example(recording=_ROWS)
-def test_undone_exactly(subject: Subject, executor: Executor, recording: Recording) -> None:
-    """Run programs that can be undone, compare with an ordinary run, and undo them."""
-    (part, compiled), = prepare(executor, _cut(recording, []))
-    if not isinstance(compiled, SupportsUndo) or not compiled.can_undo(list(part.numbers)):
-        return
-    failed: list[int] = []
-
-    def run(limit_bytes: int | None) -> tuple[list[Any], list[torch.Tensor], Undo | None]:
-        inputs = [executor.put(recording.inputs[-1 - index]) for index in part.inputs]
-        given, random = list(inputs), executor.random_state(0)
-
-        def report(step: int, _: BaseException) -> Poisoned:
-            failed.append(step)
-            return Poisoned(1 + step)
-
-        outputs, undo = (compiled.run(given, list(part.numbers), random, report), None) if limit_bytes is None else (
-            compiled.run_with_undo((), given, list(part.numbers), random, report, limit_bytes))
-        return [bytes_of(executor.get(value)) if isinstance(value, torch.Tensor) else value for value in outputs], (
-            inputs), undo
-
-    where = f"{subject}: {recording}"
-    outputs, written, _ = run(None)
-    failures = list(failed)
-    changed = any(bytes_of(executor.get(value)) != bytes_of(recording.inputs[-1 - index])
-                  for index, value in zip(part.inputs, written, strict=True))
-    for limit_bytes in (2**30, 0):
-        failed.clear()
-        mine, inputs, undo = run(limit_bytes)
-        if limit_bytes:
-            expect_equal(repr(mine), repr(outputs), "results of a run that can be undone", where)
-            expect_equal(failed, failures, "failures of a run that can be undone", where)
-            for value, wanted in zip(inputs, written, strict=True):
-                expect_same_tensor(executor.get(value), executor.get(wanted), "an input after that run", where)
-        elif changed:
-            expect(bool(failed), "writes beyond the limit", got="no failure", wanted="a failure", where=where)
-        assert undo is not None
-        undo.restore()
-        for index, value in zip(part.inputs, inputs, strict=True):
-            expect_same_tensor(executor.get(value), recording.inputs[-1 - index], f"input i{index}, undone", where)
 
 
 @law("executor.effects_true")

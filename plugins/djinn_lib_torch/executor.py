@@ -27,7 +27,7 @@ from djinn_lib_torch.effects import effects_of
 from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
-from djinn_lib_torch.undo import Journal, Overwritten, noting
+from djinn_lib_torch.undo import Overwritten, WriteJournal, noting
 
 __all__ = ("TorchExecutor", "TorchProgram", "no_such_device", "probabilities_of")
 
@@ -153,7 +153,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
-        self._undoable: tuple[TorchProgram, Journal] | None = None
+        self._undoable: tuple[TorchProgram, WriteJournal] | None = None
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
         self._probabilities = probabilities_of(program, calls)
@@ -217,7 +217,7 @@ class TorchProgram:
         """Run once, and keep what is overwritten; see `djinn_lib_service.kinds.undo.SupportsUndo`."""
         with self._lock:
             if self._undoable is None:
-                journal = Journal()
+                journal = WriteJournal()
                 self._undoable = TorchProgram(
                     self._program, noting(self._program, self._calls, journal), self._lock), journal
             program, journal = self._undoable

@@ -15,7 +15,7 @@ from djinn.ir.program import Program
 from djinn.ir.schema import SchemaFacts, facts_of
 from djinn_lib_torch.calls import BoundCall, written_names
 
-__all__ = ("Journal", "Overwritten", "noting")
+__all__ = ("Overwritten", "WriteJournal", "noting")
 
 _BY_INDEX = frozenset(("aten::index_copy_", "aten::index_add_", "aten::index_fill_.int_Scalar",
                        "aten::index_fill_.int_Tensor"))
@@ -73,7 +73,7 @@ class Overwritten:
 
 
 @attrs.define
-class Journal:
+class WriteJournal:
     """Keeps what the calls of a program overwrite.
 
     Attributes:
@@ -94,13 +94,13 @@ class Journal:
                     self.kept.keep(tensor, given["dim"] if by_index else None, given["index"] if by_index else None)
 
 
-def noting(program: Program, calls: Sequence[BoundCall], journal: Journal) -> list[BoundCall]:
+def noting(program: Program, calls: Sequence[BoundCall], journal: WriteJournal) -> list[BoundCall]:
     """Return the calls of a program, with those that write noting it in a journal first."""
     return [_noting(facts_of(operator_named(template.operator)), call, journal)
             for template, call in zip(program.templates, calls, strict=True)]
 
 
-def _noting(facts: SchemaFacts, call: BoundCall, journal: Journal) -> BoundCall:
+def _noting(facts: SchemaFacts, call: BoundCall, journal: WriteJournal) -> BoundCall:
     names = written_names(facts)
     if not names:
         return call
