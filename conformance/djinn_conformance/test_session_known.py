@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -57,6 +58,8 @@ _ASKED: tuple[Call, ...] = (
     lambda a, b, n: a.tolist(), lambda a, b, n: torch.equal(a, b), lambda a, b, n: int(a.sum()),
     lambda a, b, n: a.unsqueeze(0).expand(2, *a.shape).cpu(),
 )
+_STEPS = (("made",), ("computed",), ("computed",), ("written",), ("asked",), ("asked again",),
+          ("asked", "written there", "asked", "asked before"))
 _REFUSED = object()
 _GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "written": _WRITTEN, "asked": _ASKED}
 
@@ -71,12 +74,13 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
     """
     cpu, history = torch.device("cpu"), [""]
     pools: dict[torch.device, list[Any]] = {cpu: [], session.device: []}
-    steps = st.sampled_from(["made", *2 * ["computed", "written", "asked again"], "asked"])
-    kinds = ["made", *data.draw(st.lists(steps, max_size=_MAX_STEPS)), "asked again"]
+    kinds = ["made", *chain(*data.draw(st.lists(st.sampled_from(_STEPS), max_size=_MAX_STEPS))), "asked again"]
     asked = [(0, 0, 0, 0)]
     for step in kinds:
         kind = step.partition(" ")[0]
-        if step == "asked again":
+        if step == "asked before":
+            chosen, first, second, number = asked[-2]
+        elif step == "asked again":
             chosen, first, second, number = data.draw(st.sampled_from(asked))
             if data.draw(st.booleans()):
                 first = data.draw(st.integers(0, len(pools[cpu]) - 1))
@@ -84,8 +88,7 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
             chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
             first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
             number = data.draw(st.integers(0, 3))
-            if kind == "written" and data.draw(st.booleans()):
-                first = asked[-1][1]
+            first = asked[-1][1] if step == "written there" else first
         if kind == "asked":
             asked.append((chosen, first, second, number))
         history.append(f"{kind} {chosen} of {first}, {second} and {number}")

@@ -9,12 +9,12 @@ from djinn.wire.messages import Failure
 
 _OPERATION_ERRORS: tuple[type[BaseException], ...] = (
     RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, ArithmeticError,
-    ZeroDivisionError, OverflowError, MemoryError, LookupError, KeyError, torch.OutOfMemoryError,
+    ZeroDivisionError, OverflowError, MemoryError, LookupError, KeyError, torch.AcceleratorError,
     getattr(torch.linalg, "LinAlgError"),  # noqa: B009  # its stub does not export it
 )
 EXCEPTIONS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in _OPERATION_ERRORS} | {
     name: getattr(errors, name) for name in errors.__all__
-}
+} | {"torch.OutOfMemoryError": torch.OutOfMemoryError}
 
 WARNINGS: dict[str, type[Warning]] = {kind.__name__: kind for kind in (
     UserWarning, DeprecationWarning, FutureWarning, RuntimeWarning)}

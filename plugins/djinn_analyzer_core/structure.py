@@ -164,10 +164,16 @@ def _first_uses(found: Survey) -> dict[str, int]:
 def _colocated(
     found: Survey, position: int, first_use: Mapping[str, int], meaning: Meaning, holder: PatternMatch | None
 ) -> str | None:
-    """Return the node that a view, a write, or the growth of a cache has to be colocated with."""
+    """Return the node that a view, a write, or a node of a pattern with the hint ``colocate`` has to be colocated with.
+
+    The hint names a value of the match, such as the cache that grows; otherwise the match's first node is meant.
+    """
     node = found.nodes[position]
-    if holder is not None and holder.pattern == "kv_cache" and holder.metadata.get("form") != "static":
-        touched = holder.values.get("cache")
+    wanted = holder.hints.get("colocate") if holder is not None else None
+    if holder is not None and wanted:
+        touched = holder.values.get(wanted) if isinstance(wanted, str) else None
+        if touched is None:
+            return holder.nodes[0] if found.positions[holder.nodes[0]] < position else None
     else:
         touched = node.writes[0] if node.writes else node.outputs[0] if found.is_view[position] else None
     if touched is None:

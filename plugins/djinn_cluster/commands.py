@@ -38,6 +38,9 @@ def up(
     port: Annotated[int, typer.Option(
         "--port", min=0, max=65535, show_default=False,
         help="Port of the directory; the servers have the next ones. Default: free ports.")] = 0,
+    dashboard_port: Annotated[int | None, typer.Option(
+        "--dashboard-port", min=0, max=65535, show_default=False,
+        help="Port for a page that shows the servers live; 0 chooses a free one. Default: disabled.")] = None,
 ) -> None:
     """Start servers and their directory, and print their addresses once they accept connections.
 
@@ -47,7 +50,8 @@ def up(
     """
     cluster = _usable(lambda: make(name, engine))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
-    programs = programs_of(cluster, own_gpus, list(_ports(port, 1 + len(own_gpus))), options or [])
+    page = dashboard_port or (None if dashboard_port is None else next(_ports(0, 1)))
+    programs = programs_of(cluster, own_gpus, list(_ports(port, 1 + len(own_gpus))), options or [], page)
     _usable(lambda: cluster.engine.start(ClusterSpec(name, tuple(programs))))
     cluster.describe()
     try:
@@ -57,6 +61,8 @@ def up(
         typer.echo("djinn: stopping the cluster again", err=True)
     else:
         if not failed:
+            if page is not None:
+                typer.echo(f"djinn cluster {name}: dashboard on port {page}, its key is in {cluster.folder / 'key'}")
             return
         for report in failed:
             typer.echo(f"djinn: {report.name}: {report.problem}", err=True)

@@ -19,8 +19,8 @@ _SHARED = ("--host", "--token", "--tokens", "--tls-cert", "--tls-key")
 """Options of servers that hold for the directory, too: who may reach it, and with what."""
 
 
-def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], options: Sequence[str]
-                ) -> list[EngineProgram]:
+def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], options: Sequence[str],
+                page: int | None = None) -> list[EngineProgram]:
     """Return the programs of a cluster.
 
     Args:
@@ -28,13 +28,15 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
         gpus: The number of GPUs of each server.
         ports: The port of the directory, and then that of each server.
         options: Options of ``djinn serve`` for each server.
+        page: The port of the directory's dashboard; ``None`` for none.
     """
     key, shared = str(cluster.folder / "key"), dict(_shared(options))
     host = reachable(shared.get("--host", "127.0.0.1"))
     address = DirectoryAddress("tls" if "--tls-cert" in shared else "tcp", host, ports[0], cluster.name)
     found = [EngineProgram(DIRECTORY, (
         *_DJINN, DIRECTORY, "--name", cluster.name, "--port", str(ports[0]), "--key", key, "--with-parent",
-        *(word for pair in shared.items() for word in pair)))]
+        *(word for pair in shared.items() for word in pair),
+        *(() if page is None else ("--dashboard-port", str(page)))))]
     for number, (own, port) in enumerate(zip(gpus, ports[1:], strict=True)):
         found.append(EngineProgram(f"server-{number}", (
             *_DJINN, "serve", "--device", "cuda:0" if own else "cpu", "--port", str(port), "--with-parent",

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+import attrs
 import typer
 from djinn_lib_cluster.asking import DirectoryAddress, reachable
 
 from djinn.errors import ConfigurationError, RefusedError
 
 if TYPE_CHECKING:
+    from anyio.abc import SocketListener
     from djinn_lib_server.kinds.authenticator import Authenticator
+
+    from djinn_directory.model import ClusterModel
 
 __all__ = ("directory",)
 
 USAGE_ERROR = 2
 MIN_KEY_CHARACTERS = 16
 MAX_TOKEN_CHARACTERS = 4096
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_log = logging.getLogger("djinn.directory")
+
+
+class _Answering(Protocol):
+    async def run(self, listener: SocketListener) -> None: ...
 
 
 def directory(
@@ -45,6 +56,10 @@ def directory(
         ] = "",
     tls_key: Annotated[str, typer.Option(
         "--tls-key", metavar="PATH", help="The certificate's key, if it is in a separate file.")] = "",
+    dashboard_port: Annotated[int | None, typer.Option(
+        "--dashboard-port", min=0, max=65535, show_default=False,
+        help="Port for a page that shows the servers live to those who have the key; 0 finds a free one. Default: "
+             "disabled.")] = None,
     with_parent: Annotated[bool, typer.Option(
         "--with-parent", help="End when the process that started this one has ended.")] = False,
 ) -> None:
@@ -62,12 +77,17 @@ def directory(
     from djinn.plugins.manager import Plugins
     from djinn.session.logs import configure
     from djinn.settings import Config
+    from djinn_directory.endpoint import DirectoryEndpoint
+    from djinn_directory.model import ClusterModel
 
     parent = os.getppid() if with_parent else 0
     try:
         plugins = Plugins.load(kinds=("authenticator",))
         plugins.configure({"log_level": os.environ.get("DJINN_LOG_LEVEL") or "INFO"}, os.environ)
         configure(plugins.settings(Config))
+        logging.basicConfig(format=_LOG_FORMAT)
+        if dashboard_port is not None and not key:
+            raise ConfigurationError("--dashboard-port needs --key.", hint="The page asks for the key in that file.")
         options = ServeOptions(AddressOptions(host, port), tokens=TokenOptions(token, tokens),
                                tls=TlsOptions(tls_cert, tls_key))
         factory = plugins.choose("authenticator", DEFAULTS["authenticator"])
@@ -75,12 +95,30 @@ def directory(
         context = server_context(tls_cert, tls_key) if tls_cert else None
         secret = key_in(Path(key), makes=True) if key else secrets.token_urlsafe(32)
         sock = _listening(host, port)
+        page_sock = None if dashboard_port is None else _listening(host, dashboard_port)
         authenticator: Authenticator = factory.open(options)
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
     address = DirectoryAddress("tls" if tls_cert else "tcp", reachable(host), sock.getsockname()[1], name)
-    _run(sock, name, secret, _checking(authenticator), context, str(address), parent)
+    endpoint = DirectoryEndpoint(name, secret, _checking(authenticator), context)
+    listening: list[tuple[socket.socket, _Answering]] = [(sock, endpoint)]
+    model = ClusterModel(name, str(address), secret, endpoint.listing)
+    if page_sock is not None:
+        listening.append((page_sock, _page(model, host, context)))
+        url = attrs.evolve(address, scheme="https" if tls_cert else "http", port=page_sock.getsockname()[1], name="")
+        _log.info("dashboard on %s/, its key is in %s", url, key)
+    _run(listening, model.run, str(address), parent)
+
+
+def _page(model: ClusterModel, host: str, context: ssl.SSLContext | None) -> _Answering:
+    try:
+        from djinn_lib_dashboard.endpoint import DashboardEndpoint
+    except ImportError:
+        typer.echo("djinn: --dashboard-port needs the package h11: python3 -m pip install 'djinn-torch[dashboard]'",
+                   err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    return DashboardEndpoint(model, host, context)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -109,14 +147,12 @@ def _checking(authenticator: Authenticator) -> Callable[[str], None]:
     return check
 
 
-def _run(sock: socket.socket, name: str, key: str, check_token: Callable[[str], object],
-         context: ssl.SSLContext | None, address: str, parent: int) -> None:
+def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Callable[[], Coroutine[Any, Any, None]],
+         address: str, parent: int) -> None:
     """Answer until a signal arrives, or until the parent has ended."""
     import anyio
     from anyio.abc import SocketListener
     from djinn_lib_server.parents import await_parent_end
-
-    from djinn_directory.endpoint import DirectoryEndpoint
 
     async def run() -> None:
         async with anyio.create_task_group() as tasks:
@@ -125,8 +161,9 @@ def _run(sock: socket.socket, name: str, key: str, check_token: Callable[[str], 
                 tasks.cancel_scope.cancel()
 
             with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                listener = await SocketListener.from_socket(sock)
-                tasks.start_soon(DirectoryEndpoint(name, key, check_token, context).run, listener)
+                tasks.start_soon(take_samples)
+                for sock, endpoint in listening:
+                    tasks.start_soon(endpoint.run, await SocketListener.from_socket(sock))
                 if parent:
                     tasks.start_soon(await_parent)
                 sys.stdout.write(f"djinn directory {address}\n")

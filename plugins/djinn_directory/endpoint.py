@@ -54,6 +54,9 @@ class DirectoryEndpoint:
         check_token: Raises unless a token is valid; called in threads.
         context: For encrypted connections; ``None`` for plain ones.
 
+    Attributes:
+        listing: The servers that have joined.
+
     Concurrency:
         Tasks of one event loop.
     """
@@ -64,7 +67,7 @@ class DirectoryEndpoint:
         self._key = key.encode()
         self._check_token = check_token
         self._context = context
-        self._listing = ServerListing()
+        self.listing = ServerListing()
         self._checks = anyio.CapacityLimiter(MAX_CHECKS)
 
     async def run(self, listener: SocketListener) -> None:
@@ -102,25 +105,25 @@ class DirectoryEndpoint:
         if isinstance(message, Resolve):
             await anyio.to_thread.run_sync(self._check_token, message.token, limiter=self._checks)
             self._check_name(message.name)
-            chosen = self._listing.choose(message)
+            chosen = self.listing.choose(message)
             if not chosen:
-                problems = {server.load.problem for server in self._listing.all() if server.load is not None}
+                problems = {server.load.problem for server in self.listing.all() if server.load is not None}
                 raise RefusedError(f"The cluster {self._name} has no server where a session can begin: "
                                    f"{' '.join(sorted(filter(None, problems))) or 'none has joined.'}",
                                    hint="Try again later; `djinn cluster status` shows the servers.")
             return ServerList(chosen)
         if isinstance(message, ListServers):
             self._check_key(message.key)
-            return ServerList(tuple(self._listing.all()))
+            return ServerList(tuple(self.listing.all()))
         raise ProtocolError(f"A {type(message).__name__} where a question was expected.")
 
     async def _list(self, stream: ByteStream, lines: BufferedByteReceiveStream, join: Join) -> None:
         """List a server for as long as it reports its load."""
         self._check_key(join.key)
         self._check_name(join.name)
-        if len(self._listing) >= MAX_SERVERS:
+        if len(self.listing) >= MAX_SERVERS:
             raise LimitError(f"A directory lists {MAX_SERVERS} servers at most.", hint="Start another one.")
-        member = self._listing.join(join.address)
+        member = self.listing.join(join.address)
         try:
             await _send(stream, encoded(Accepted()))
             _log.info("%s has joined", join.address)
@@ -129,9 +132,9 @@ class DirectoryEndpoint:
                     load = _read(await lines.receive_until(b"\n", MAX_LOAD_BYTES))
                 if not isinstance(load, LoadReport):
                     raise ProtocolError(f"A {type(load).__name__} where a load was expected.")
-                self._listing.report(member, load)
+                self.listing.report(member, load)
         finally:
-            self._listing.leave(member)
+            self.listing.leave(member)
             _log.info("%s has left", join.address)
 
     def _check_key(self, key: str) -> None:

@@ -94,7 +94,7 @@ class AutogradTemplate:
         return True
 
     def keep(self, leaves: Sequence[LazyTensor]) -> None:
-        """Prepare the nodes for the calls to come, and let go of the values of this one."""
+        """Prepare the nodes for the calls to come, and release the values of this one."""
         for node, found in self._users.items():
             if several := [pair for pair in found if self._uses[pair[1]] > 1]:
                 node.register_hook(self._collector(several))

@@ -10,6 +10,16 @@ from djinn.hookspecs import hookimpl
 if TYPE_CHECKING:
     from djinn_lib_service.kinds import ExecutorFactory
 
+    from djinn.settings import Declarations
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the settings of CUDA devices, which sessions without a server have, too."""
+    from djinn_executor_cuda.settings import CudaSettings
+
+    settings.add(CudaSettings, "both")
+
 
 @hookimpl
 def djinn_register_executors(register: Callable[[ExecutorFactory], None]) -> None:

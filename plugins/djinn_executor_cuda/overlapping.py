@@ -26,6 +26,7 @@ from djinn.wire.tensors import DTYPE_NAMES, is_dense
 from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
 from djinn_executor_cuda.executor import CudaExecutor
 from djinn_executor_cuda.recorded import RecordedProgram
+from djinn_executor_cuda.settings import CudaSettings
 from djinn_executor_cuda.staging import Staging
 
 __all__ = ("CudaLane", "CudaRecorder", "OverlappingCudaExecutor")
@@ -34,6 +35,7 @@ MAX_FAILED_CAPTURES = 16
 """Number of failed captures after which no more are tried: a failed one leaves a small leak behind."""
 MEMORY_SHARE = 8
 """Recordings may use one part in this many of the device's memory."""
+_DEFAULTS = CudaSettings()
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: locked for every context of the process."""
 _log = logging.getLogger("djinn.executor")
@@ -238,12 +240,13 @@ class OverlappingCudaExecutor(CudaExecutor):
     each other. Programs that repeat are recorded as CUDA graphs.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+    def __init__(self, device: torch.device, settings: CudaSettings = _DEFAULTS) -> None:
+        super().__init__(device, settings)
         self._up, self._down = CudaLane(device), CudaLane(device)
         host = HostMemory(device)
-        self._uploads = Staging(self._up, host.allocate, host.release)
-        self._downloads = Staging(self._down, host.allocate, host.release)
+        length = settings.cuda_staging_bytes
+        self._uploads = Staging(self._up, host.allocate, host.release, length=length)
+        self._downloads = Staging(self._down, host.allocate, host.release, length=length)
         self._shelf = Shelf(CudaRecorder(device))
 
     def stats(self) -> dict[str, int]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
 from djinn_lib_service.random_exchange import EXCHANGE
 from djinn_lib_service.stored_models import STORED_OPERATORS
 from djinn_lib_sparse.operators import NAMES as SPARSE
@@ -153,7 +152,7 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
-    if name == EXCHANGE or name in ATTENTION_OPERATORS or name in STORED_OPERATORS or name in SPARSE:
+    if name == EXCHANGE or name in LAYER_OPERATORS or name in STORED_OPERATORS or name in SPARSE:
         return
     if namespace == NAMESPACE:
         group = group_of(name)

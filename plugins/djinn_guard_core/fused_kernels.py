@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -11,8 +12,8 @@ from djinn_lib_service.attention_operators import dtype_of_sums, padded_rows
 from djinn_guard_core.preconditions import Named, expect, numel_is, size_is
 
 __all__ = ("Rule", "attention", "attention_backward", "attention_residuals", "attention_with_residuals",
-           "encoder_layer", "fused_optimizer", "multi_head_attention", "recurrent", "recurrent_backward",
-           "recurrent_network", "whole_attention")
+           "encoder_layer", "fused_optimizer", "multi_head_attention", "packed_network", "recurrent",
+           "recurrent_backward", "recurrent_network", "recurrent_network_backward", "whole_attention")
 
 Rule: TypeAlias = Callable[[Named], None]
 """Raises the error that the kernel should raise."""
@@ -114,6 +115,42 @@ def recurrent_network(gates: int) -> Rule:
     return rule
 
 
+def packed_network(named: Named) -> None:
+    """Check a network over a packed sequence, whose sizes of batches never rise."""
+    data, sizes, states = named["data"], named["batch_sizes"], named["hx"]
+    _network_of_mode(named)
+    expect(data.dim() == 2, "data has not 2 dimensions")
+    expect(len(sizes) > 0 and min(sizes) > 0 and all(one >= other for one, other in pairwise(sizes))
+           and sum(sizes) == data.shape[0], f"the sizes of batches {list(sizes)[:20]} for {data.shape[0]} rows")
+    expect(states[0].shape[1] == sizes[0], f"hx of a batch of {states[0].shape[1]}, not {sizes[0]}")
+
+
+def recurrent_network_backward(named: Named) -> None:
+    """Check the gradients of a network's results, and its operands."""
+    tensor, states = named["input"], named["hx"]
+    if named["batch_sizes"]:
+        packed_network({**{name: item for name, item in named.items() if name != "input"}, "data": tensor})
+    else:
+        _network_of_mode({name: item for name, item in named.items() if name != "batch_sizes"})
+    expect(min(*tensor.shape, *states[0].shape) > 0, "no elements")
+    width = states[0].shape[2] * (1 + named["bidirectional"])
+    wanted = [(*tensor.shape[:-1], width), *(tuple(state.shape) for state in states)]
+    found = [tuple(gradient.shape) for gradient in named["gradients"]]
+    expect(found == wanted, f"gradients of the sizes {found[:3]}, not {wanted}")
+    expect(all(gradient.dtype == tensor.dtype for gradient in named["gradients"]), "gradients of another dtype")
+
+
+def _network_of_mode(named: Named) -> None:
+    mode, states, params = named["mode"], named["hx"], named["params"]
+    expect(mode in _GATES and len(states) == (2 if mode == _LSTM else 1), f"{len(states)} states for the mode {mode}")
+    expect(all(state.dim() == 3 for state in states), "hx has not 3 dimensions")
+    cells = named["num_layers"] * (1 + named["bidirectional"])
+    expect(mode == _LSTM or len(params) == cells * (4 if named["has_biases"] else 2), "params of other layers")
+    tensor = named["input" if "input" in named else "data"]
+    expect(tensor.dtype == states[0].dtype, "states of another dtype")
+    recurrent_network(_GATES[mode])({name: item for name, item in named.items() if name != "batch_sizes"})
+
+
 def attention_backward(named: Named) -> None:
     """Check that gradients and results have the size of the queries."""
     attention(named)
@@ -183,7 +220,8 @@ def fused_optimizer(*states: str) -> Rule:
     return rule
 
 
-_GATES = {2: 4, 3: 3, 0: 1, 1: 1}
+_LSTM = 2
+_GATES = {_LSTM: 4, 3: 3, 0: 1, 1: 1}
 """Number of gates of a recurrent layer by mode: LSTM, GRU, and the plain ones."""
 
 

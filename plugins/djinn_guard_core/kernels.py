@@ -479,6 +479,8 @@ RULES: Mapping[str, Rule] = {
     "scaled_dot_product_attention_backward": layers.attention_residuals,
     **{name: layers.recurrent_network(gates)
        for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))},
+    "recurrent_packed": layers.packed_network,
+    "recurrent_backward": layers.recurrent_network_backward,
     "segment_reduce": _segments,
     "_segment_reduce_backward": _segments_backward,
     "unfold_backward": _unfold_backward,

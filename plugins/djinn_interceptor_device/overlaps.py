@@ -77,7 +77,7 @@ def record_changing(session: Session, operator: Any, args: tuple[Any, ...], kwar
 
 
 def ask(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Let the executor carry out a call now, and raise what eager raises."""
+    """Let the executor carry out a call now, and raise the exception of eager."""
     slots, numbers = session.recorder.take_apart(args, kwargs)
     plan = session.planner.plan(session.recorder.binding(operator), operator, args, kwargs)
     return session.ask(plan, operator, args, kwargs, slots, numbers)[0]

@@ -1,9 +1,9 @@
 """Recurrent layers, computed as local PyTorch does on the executor's type of device.
 
 For a device of the client's type, PyTorch decomposes LSTM and GRU into fused cells that only GPUs have, one for each
-position. If the executor has a GPU, a stack of layers is recorded whole where no gradient is needed, so that the
-executor uses cuDNN; if it has a CPU, LSTM uses oneDNN's layers where local PyTorch does. PyTorch's own decompositions,
-which consist of ordinary operators, handle all other cases.
+position. If the executor has a GPU, a stack of layers is recorded whole, so that the executor uses cuDNN; if it has a
+CPU, LSTM uses oneDNN's layers where local PyTorch does. PyTorch's own decompositions, which consist of ordinary
+operators, handle all other cases.
 """
 
 from __future__ import annotations
@@ -13,46 +13,52 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
-from djinn_lib_service.device_report import device_of
+from djinn_lib_service import recurrent_operators as kinds
+from djinn_lib_service.device_report import DeviceProperties, device_of
 
 from djinn.session import runtime
-from djinn_interceptor_device import autocast, gradients
+from djinn_interceptor_device import autocast
+from djinn_interceptor_device.remote_recurrence import RecurrentStack, computed_whole
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
-_below_autograd = torch._C._AutoDispatchBelowAutograd
 aten = torch.ops.aten
 _LSTM = 2
 """``ideep::rnn_kind::LSTM``."""
 
 
-def _is_on_cpu() -> bool:
-    return device_of(runtime.current().backend.welcome).kind == "cpu"
-
-
-def layers(by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:
+def layers(mode: int, by_input: torch._ops.OpOverload, by_data: torch._ops.OpOverload) -> Callable[..., Any]:
     """Create the handler of a layer function; packed sequences use the second overload."""
 
     def handle(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        is_packed, is_on_cpu = isinstance(args[3], (list, tuple)), _is_on_cpu()
+        device = device_of(runtime.current().backend.welcome)
+        is_packed, is_on_cpu = isinstance(args[3], (list, tuple)), device.kind == "cpu"
         if autocast.is_on() and (not is_on_cpu or (function is torch.lstm and not is_packed)):
             # Autocast lists such layers as a whole: oneDNN's LSTM, and all of cuDNN's.
             return autocast.lowered(lambda *lowered: handle(function, lowered, {}), args, kwargs)
         with _without_functions():
+            found = None if is_on_cpu else _whole(device, mode, by_input, is_packed, *args)
+            if found is not None:
+                return found
             if is_packed:
                 return _packed_stack(by_data, *args)
-            if is_on_cpu:
-                is_fused = function is torch.lstm and _takes_fused_layers(*args[:2])
-                return _fused_stack(*args) if is_fused else _stack(by_input, *args)
-            if gradients.are_needed(args, kwargs) or _drops(*args[5:7]):
-                return _stack(by_input, *args)
-            with _below_autograd():
-                return by_input(*args)
+            is_fused = is_on_cpu and function is torch.lstm and _takes_fused_layers(*args[:2])
+            return _fused_stack(*args) if is_fused else _stack(by_input, *args)
 
     return handle
 
 
-def _drops(dropout: float, train: bool) -> bool:
-    return bool(dropout) and train
+def _whole(device: DeviceProperties, mode: int, by_input: Callable[..., Any], is_packed: bool, *args: Any) -> Any:
+    """Record a call as one operation; ``None`` if it is to be decomposed."""
+    if is_packed:
+        # The sizes of batches are never on a device.
+        sequence, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional = args
+        batch_sizes, batch_first = tuple(sizes.tolist()), False
+    else:
+        sequence, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first = args
+        batch_sizes = ()
+    states = hx if isinstance(hx, (list, tuple)) else (hx,)
+    stack = RecurrentStack(by_input, mode, batch_sizes, has_biases, num_layers, train, bidirectional, batch_first)
+    return computed_whole(device, stack, (sequence, *states, *params), drops=bool(dropout) and train)
 
 
 def _takes_fused_layers(sequence: torch.Tensor, hx: Sequence[torch.Tensor]) -> bool:
@@ -208,10 +214,10 @@ def _gru_cell(
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.lstm: layers(aten.lstm.input, aten.lstm.data),
-    torch.gru: layers(aten.gru.input, aten.gru.data),
-    torch.rnn_tanh: layers(aten.rnn_tanh.input, aten.rnn_tanh.data),
-    torch.rnn_relu: layers(aten.rnn_relu.input, aten.rnn_relu.data),
+    torch.lstm: layers(kinds.LSTM, aten.lstm.input, aten.lstm.data),
+    torch.gru: layers(kinds.GRU, aten.gru.input, aten.gru.data),
+    torch.rnn_tanh: layers(kinds.TANH, aten.rnn_tanh.input, aten.rnn_tanh.data),
+    torch.rnn_relu: layers(kinds.RELU, aten.rnn_relu.input, aten.rnn_relu.data),
     **dict.fromkeys((torch.lstm_cell, aten.lstm_cell, aten.lstm_cell.default), cell(_lstm_cell)),
     **dict.fromkeys((torch.gru_cell, aten.gru_cell, aten.gru_cell.default), cell(_gru_cell)),
 }

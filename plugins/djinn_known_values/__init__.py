@@ -1,4 +1,4 @@
-"""Answers from what the client knows: small integers made of uploads and constants only, and what it asked before."""
+"""Answers from what the client knows: small integers made of uploads and constants, and earlier answers."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.wishes import wishes_of
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 
 from djinn.ir.program import ProgramLayout
@@ -17,7 +18,8 @@ from djinn.kinds import Backend, Classifier, Connection, OpenBackend, Submission
 from djinn.kinds.classifier import SupportsEffects
 from djinn.wire.messages import GENERATOR_HANDLE
 from djinn_known_values.answers import RememberedAnswers
-from djinn_known_values.operators import Rule, is_integer_tensor, rule_of, takes_only_integers
+from djinn_known_values.companions import Companions
+from djinn_known_values.operators import Rule, is_integer_spec, is_integer_tensor, rule_of, takes_only_integers
 from djinn_known_values.values import KnownValues
 
 __all__ = ("KnowingBackend", "open_knowing")
@@ -42,8 +44,8 @@ with that result.
 class KnowingBackend(BackendWrapper):
     """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
 
-    It also answers again what was asked about other values, until these are written: see `RememberedAnswers`. It looks
-    at recorded operations when something is about to be sent or asked for, never while they are recorded.
+    It also repeats answers about other values, until these are written: see `RememberedAnswers`. It looks at recorded
+    operations when something is about to be sent or asked for, never while they are recorded.
 
     Args:
         plain: The backend that does the work.
@@ -69,6 +71,7 @@ class KnowingBackend(BackendWrapper):
         self._limit_bytes = limit_bytes
         self._known = KnownValues(limit_bytes)
         self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
+        self._companions = Companions(self._known, wishes_of(tape))
         self._rules: dict[Signature, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
@@ -90,7 +93,8 @@ class KnowingBackend(BackendWrapper):
         if question is not None and (known := self._answers.answer(question)):
             return known
         try:
-            values = self.plain.fetch(slots, whole=whole)
+            with self._companions.of(slots):
+                values = self.plain.fetch(slots, whole=whole)
         finally:
             if not whole and self.nodes_taken + len(self._tape) != self._seen:
                 # A slice may have been taken that contains what another thread has recorded meanwhile.
@@ -98,11 +102,20 @@ class KnowingBackend(BackendWrapper):
         self._answers.heard(self._tape.nodes)
         if question is not None:
             self._answers.remember(question, values[0])
+        for slot, value in zip(slots, values, strict=True):
+            if slot.number != GENERATOR_HANDLE:
+                self._known.learn(slot, value)
         return values
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
-        """Send everything pending and fetch the metadata of values."""
-        items = self._sent(lambda: self.plain.describe(slots))
+        """Send everything pending and fetch the metadata of values, unless the client knows it."""
+        self._look()
+        # Other devices lay out such results differently.
+        known = self._known.describe(slots) if self.welcome.device == "cpu" else None
+        if known is not None:
+            self._computed += 1
+            return list(known)
+        items = self.plain.describe(slots)
         self._answers.heard(self._tape.nodes)
         return items
 
@@ -148,7 +161,7 @@ class KnowingBackend(BackendWrapper):
     def _look(self) -> None:
         """Look at the nodes that were recorded since the last time."""
         # First: whatever uses or makes a value that is dead by now is on the tape already.
-        dead = list(self._released)
+        dead = [*self._released, *self._companions.freed()]
         nodes = list(self._tape.nodes)
         start = self._seen - self.nodes_taken
         if start < 0:
@@ -193,6 +206,11 @@ class KnowingBackend(BackendWrapper):
         shares = any(nodes[by].outputs[result].number not in released for _, (by, result) in shared)
         self._answers.ran(writes=bool(written), shares=shares)
         for index, place in written:
+            signature = nodes[index].signature
+            if place < len(signature.operands) and is_integer_spec(signature.operands[place]) and (
+                    self._known.storage_of(nodes[index].inputs[place].number) is None):
+                # It may share its storage with a value that was fetched.
+                self._known.clear()
             self._written(nodes[index].inputs[place])
         for (index, place), (by, result) in shared:
             if nodes[by].outputs[result].number not in released:

@@ -13,7 +13,8 @@ from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 
-__all__ = ("ABSORBING", "Rule", "absorbed", "is_integer_tensor", "rule_of", "takes_only_integers")
+__all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "is_integer_spec", "is_integer_tensor", "rule_of",
+           "takes_only_integers")
 
 _EXACT = frozenset("""
     arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
@@ -31,6 +32,8 @@ _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 """Operators whose result is not a tensor."""
+_SHAPES = frozenset({"nonzero"})
+"""Operators whose results are integers, but have sizes that depend on data; their layouts depend on the device."""
 _ZERO_ABSORBS = frozenset({"aten::bitwise_and.Tensor", "aten::logical_and", "aten::mul.Tensor"})
 _TRUE_ABSORBS = frozenset({"aten::bitwise_or.Tensor", "aten::logical_or"})
 ABSORBING = _ZERO_ABSORBS | _TRUE_ABSORBS
@@ -65,7 +68,9 @@ def rule_of(signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.
         return Rule.HIDES
     if signature.writes:
         return Rule.WRITES
-    name = template.operator.removeprefix("aten::").partition(".")[0]
+    name = _name_of(signature)
+    if name in _SHAPES:
+        return Rule.NOTHING if template.switches else Rule.COMPUTES
     if (name not in _EXACT and template.operator not in _EXACT_OVERLOADS) or signature.is_random or template.switches:
         return Rule.NOTHING
     if template.operator in _PLAIN:
@@ -96,6 +101,16 @@ def takes_only_integers(node: Node) -> bool:
     return all(map(_is_integer, node.numbers))
 
 
+def gives_new_shapes(signature: Signature) -> bool:
+    """Whether the sizes of an operation's results depend on data."""
+    return _name_of(signature) in _SHAPES
+
+
+def is_integer_spec(spec: TensorSpec) -> bool:
+    """Whether the elements of a value are integers or booleans."""
+    return spec.dtype in _INTEGERS
+
+
 def is_integer_tensor(tensor: torch.Tensor) -> bool:
     """Whether the elements of a tensor are integers or booleans."""
     return tensor.dtype in _INTEGERS
@@ -105,3 +120,7 @@ def _is_integer(number: Any) -> bool:
     if isinstance(number, (list, tuple)):
         return all(map(_is_integer, number))
     return isinstance(number, int)
+
+
+def _name_of(signature: Signature) -> str:
+    return signature.template.operator.removeprefix("aten::").partition(".")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -15,10 +15,11 @@ from djinn.ir.program import Program, Template
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
+from djinn.wire.messages import Description
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
-from djinn_known_values.operators import ABSORBING, absorbed
+from djinn_known_values.operators import ABSORBING, absorbed, gives_new_shapes, is_integer_spec, is_integer_tensor
 
-__all__ = ("KnownValues", "Unknown")
+__all__ = ("KnownValue", "KnownValues", "Unknown")
 
 MAX_VALUES = 4096
 """Values that are known at once; the oldest are dropped."""
@@ -28,6 +29,8 @@ MAX_ABSORBING = 256
 """Elements of a result that one operand may decide. To look at the operand takes time at each call."""
 MAX_CALLS = 1024
 """Operators with their arguments that are kept ready."""
+MAX_LACKING = 4
+"""Values that may be fetched so that another one can be computed."""
 _CPU = torch.device("cpu")
 _PYTHON = torch._C.DispatchKeySet(torch._C.DispatchKey.Python) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.PythonTLSSnapshot)
@@ -39,7 +42,7 @@ class Unknown(Exception):  # noqa: N818  # no error: the executor is asked
 
 @attrs.define(eq=False)
 class _Call:
-    """An operation on known values that has not been computed, or the results.
+    """An operation that has not been computed, or the results.
 
     Attributes:
         node: The operation; ``None`` once it is computed.
@@ -49,31 +52,45 @@ class _Call:
     """
 
     node: Node | None
-    operands: tuple[_Value, ...]
+    operands: tuple[KnownValue, ...]
     pending: int
     results: Sequence[Any] = ()
 
 
-@attrs.frozen(eq=False)
-class _Value:
-    """One result of an operation.
+@attrs.define(eq=False)
+class KnownValue:
+    """One value.
 
     Attributes:
-        call: The operation.
-        position: Which of its results.
-        storage: Number of the storage that it belongs to.
+        slot: Its name.
+        storage: Number of the storage that it belonged to when it was made.
+        call: The operation that makes it; ``None`` if it comes from elsewhere.
+        position: Which of the operation's results it is.
+        is_small: Whether it may be fetched for the sake of others.
+        tensor: The value, if it was uploaded or fetched.
     """
 
-    call: _Call
-    position: int
+    slot: Slot
     storage: int
+    call: _Call | None = None
+    position: int = 0
+    is_small: bool = False
+    tensor: torch.Tensor | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether it is there."""
+        return self.tensor is not None or (self.call is not None and self.call.node is None)
+
+
+_Lacks: TypeAlias = "dict[int, KnownValue] | None"
 
 
 class KnownValues:
     """Values by number, and the operations that they come from. A write makes the values of its storage unknown.
 
-    An operation on known values is computed when one of its results is asked for, from what its operands were when it
-    was recorded.
+    An operation is computed when one of its results is asked for, from what its operands were when it was recorded.
+    Some operands may be values that only the executor knows: then it tells which of them are lacking.
 
     Args:
         limit_bytes: Size of the largest value that is computed before anybody asks.
@@ -84,7 +101,7 @@ class KnownValues:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._values: OrderedDict[int, _Value] = OrderedDict()
+        self._values: OrderedDict[int, KnownValue] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
         self._calls: dict[Template, BoundCall] = {}
 
@@ -98,49 +115,92 @@ class KnownValues:
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
         """Take over the value of a new storage."""
-        self._add(number, _Value(_Call(None, (), 0, (tensor,)), 0, number))
+        self._add(KnownValue(Slot(number, number), number, tensor=tensor))
 
     def compute(self, node: Node) -> None:
         """Note an operation; its results are known if all its operands are, or if one of them decides."""
-        operands = tuple([value for slot in node.inputs if (value := self._values.get(slot.number)) is not None])
+        if node.signature.template.operator in ABSORBING and self._absorb(node):
+            return
+        operands = []
+        for slot, spec in zip(node.inputs, node.signature.operands, strict=False):
+            value = self._values.get(slot.number)
+            if value is None:
+                if not self._is_small(spec):
+                    return
+                value = self._add(KnownValue(slot, slot.storage, is_small=True))
+            operands.append(value)
         if len(operands) < len(node.inputs):
-            if operands and node.signature.template.operator in ABSORBING:
-                self._absorb(node, operands[0])
             return
         # The slots of a node that is repeated change; the values do not.
-        call = _Call(node, operands, 1 + sum(operand.call.pending for operand in operands))
-        if call.pending > MAX_PENDING:
+        pending = 1 + sum(operand.call.pending for operand in operands if operand.call is not None)
+        call = _Call(node, tuple(operands), pending)
+        if pending > MAX_PENDING:
             if any(spec is not None and spec.size_bytes > self._limit_bytes for spec in node.signature.results):
                 return
             try:
                 self._finish(call)
             except Unknown:
                 return
-        for position, slot in enumerate(node.outputs):
-            self._add(slot.number, _Value(call, position, slot.storage))
+        for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
+            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self._is_small(result)))
 
-    def _absorb(self, node: Node, operand: _Value) -> None:
+    def _absorb(self, node: Node) -> bool:
         """Note the result of an operation that one operand decides: the end of a loop that has reached its length."""
         spec = node.signature.results[0]
         if spec is None or spec.size.numel() > MAX_ABSORBING:
-            return
+            return False
+        known = [value for slot in node.inputs if (value := self._values.get(slot.number)) is not None
+                 and self._lacks(value, {}, may_lack=False) is not None]
+        if len(known) != 1:
+            return False
         try:
-            element = absorbed(node.signature.template.operator, self._result(operand), spec)
+            element = absorbed(node.signature.template.operator, self._result(known[0]), spec)
         except Unknown:
-            return
-        if element is not None:
-            with torch.inference_mode(mode=False):
-                self.put(node.outputs[0].number, torch.full(spec.size, element, dtype=spec.dtype, device=_CPU))
+            return False
+        if element is None:
+            return False
+        with torch.inference_mode(mode=False):
+            self.put(node.outputs[0].number, torch.full(spec.size, element, dtype=spec.dtype, device=_CPU))
+        return True
 
     def read(self, slots: Sequence[Slot]) -> list[Any] | None:
         """Return values, which the caller then owns; ``None`` if one of them is not known."""
         found = [self._values.get(slot.number) for slot in slots]
-        if not all(found):
+        if not all(value is not None and self._lacks(value, {}, may_lack=False) is not None for value in found):
             return None
         try:
             return [_own(self._result(value)) for value in found if value is not None]
         except Unknown:
             return None
+
+    def describe(self, slots: Sequence[Slot]) -> list[Description] | None:
+        """Return the metadata of dense values; ``None`` if one of them is not known."""
+        values = self.read(slots)
+        if values is None or not all(isinstance(value, torch.Tensor) for value in values):
+            return None
+        return [Description(DTYPE_NAMES[value.dtype], tuple(value.size()), value.stride(), 0) for value in values]
+
+    def lacking(self, slot: Slot) -> list[KnownValue]:
+        """List what would have to be fetched so that a value, and those made of the same, can be computed."""
+        value = self._values.get(slot.number)
+        found = None if value is None else self._lacks(value, {}, may_lack=True)
+        return [] if not found or len(found) > MAX_LACKING else list(found.values())
+
+    def kind_of(self, slot: Slot) -> tuple[int, ...]:
+        """Return the operations that a value is computed by at last, by the numbers of their templates."""
+        value = self._values.get(slot.number)
+        calls = [] if value is None or value.call is None else [
+            value.call, *(operand.call for operand in value.call.operands if operand.call is not None)]
+        return tuple(0 if call.node is None else call.node.signature.template_number for call in calls)
+
+    def learn(self, slot: Slot, fetched: object) -> None:
+        """Note a value that was fetched; the tensor stays the caller's."""
+        if not isinstance(fetched, torch.Tensor) or not is_integer_tensor(fetched) or (
+                fetched.nbytes > self._limit_bytes):
+            return
+        value = self._values.get(slot.number) or self._add(KnownValue(slot, slot.storage))
+        with torch.inference_mode(mode=False):
+            value.tensor = fetched.detach().clone()
 
     def written(self, slot: Slot) -> None:
         """Drop the values of the storage that a value has, and of the one that it had."""
@@ -164,11 +224,16 @@ class KnownValues:
         self._values.clear()
         self._storages.clear()
 
-    def _add(self, number: int, value: _Value) -> None:
+    def _is_small(self, spec: TensorSpec) -> bool:
+        return is_integer_spec(spec) and spec.size_bytes <= self._limit_bytes
+
+    def _add(self, value: KnownValue) -> KnownValue:
+        number = value.slot.number
         self._values[number] = value
         self._storages.setdefault(value.storage, set()).add(number)
         if len(self._values) > MAX_VALUES:
             self._remove(next(iter(self._values)))
+        return value
 
     def _remove(self, number: int) -> None:
         value = self._values.pop(number, None)
@@ -179,7 +244,29 @@ class KnownValues:
         if not others:
             del self._storages[value.storage]
 
-    def _result(self, value: _Value) -> Any:
+    def _lacks(self, value: KnownValue, seen: dict[int, _Lacks], *, may_lack: bool) -> _Lacks:
+        """Return the values to fetch so that another can be computed; ``None`` if that does not suffice."""
+        if value.is_computed:
+            return {}
+        if id(value) in seen:
+            return seen[id(value)]
+        found: _Lacks = None if value.call is None else {}
+        for operand in () if value.call is None else value.call.operands:
+            more = self._lacks(operand, seen, may_lack=may_lack)
+            if found is None or more is None:
+                found = None
+                break
+            found = {**found, **more}
+        if found is None and may_lack and value.is_small and self._values.get(value.slot.number) is value:
+            found = {value.slot.number: value}
+        seen[id(value)] = found
+        return found
+
+    def _result(self, value: KnownValue) -> Any:
+        if value.tensor is not None:
+            return value.tensor
+        if value.call is None:
+            raise Unknown
         if value.call.node is not None:
             self._finish(value.call)
         return value.call.results[value.position]
@@ -201,10 +288,9 @@ class KnownValues:
                 results = results_of(bound, bound.function(*arguments, **keywords))
         except Exception as error:  # the executor raises what is wrong, if something is
             raise Unknown from error
-        if not all(map(_fits, results, node.signature.results)):
+        if not gives_new_shapes(node.signature) and not all(map(_fits, results, node.signature.results)):
             raise Unknown
         call.node, call.operands, call.pending, call.results = None, (), 0, results
-
     def _bound(self, template: Template) -> BoundCall:
         if template.default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()]):
             raise Unknown

@@ -68,6 +68,7 @@ class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
         cudnn: Release of cuDNN as one number, as PyTorch gives it; 0 if there is none.
         attention: Kernels among which the executor chooses one for each call of attention, in PyTorch's order; empty if
             the client can choose itself, because its own PyTorch has the same kernels.
+        uuid: What tells it, or an instance of it, from others of its kind; empty if nothing does.
     """
 
     kind: Annotated[str, Meta(max_length=64)]
@@ -80,6 +81,7 @@ class DeviceProperties(msgspec.Struct, frozen=True, array_like=True):
     free_bytes: Size = 0
     cudnn: Size = 0
     attention: Annotated[tuple[AttentionKernel, ...], Meta(max_length=8)] = ()
+    uuid: Annotated[str, Meta(max_length=64)] = ""
 
 
 def properties_of(executor: Executor) -> DeviceProperties:
@@ -111,6 +113,8 @@ def summary_of(device: DeviceProperties) -> str:
         parts.append(f"{device.free_bytes / 2**30:.1f} of {device.total_bytes / 2**30:.1f} GiB free")
     if device.major:
         parts.append(f"compute capability {device.major}.{device.minor}")
+    if device.uuid:
+        parts.append(f"UUID {device.uuid}")
     return ", ".join(parts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from djinn import errors
@@ -10,18 +12,20 @@ from djinn.wire.failures import EXCEPTIONS
 __all__ = ("is_out_of_memory", "name_of", "text_of")
 
 
+_NAMES = {kind: name for name, kind in EXCEPTIONS.items()}
+_NO_MEMORY = re.compile(r"DefaultCPUAllocator: |CUDA error: out of memory|\bCU[A-Z]+_(STATUS_)?ALLOC(ATION)?_FAILED\b")
+"""On the CPU, in CUDA's runtime and in its libraries, only the message says so."""
+
+
 def name_of(error: BaseException) -> str:
     """Name the most specific known class of an exception."""
-    for kind in type(error).__mro__:
-        if EXCEPTIONS.get(kind.__name__) is kind:
-            return kind.__name__
-    return RuntimeError.__name__
+    return next((_NAMES[kind] for kind in type(error).__mro__ if kind in _NAMES), RuntimeError.__name__)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether PyTorch ran out of memory. On the CPU, only the message says so."""
+    """Whether PyTorch, or a library that it uses, ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error))
+        isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None)
 
 
 def text_of(error: BaseException) -> str:

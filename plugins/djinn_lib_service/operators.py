@@ -8,9 +8,13 @@ import torch
 
 from djinn.errors import UnknownOperatorError
 from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
+from djinn_lib_service.recurrent_operators import RECURRENT_OPERATORS
 from djinn_lib_service.stored_models import STORED_TENSOR
 
-__all__ = ("is_as_declared", "operator_named")
+__all__ = ("LAYER_OPERATORS", "is_as_declared", "operator_named")
+
+LAYER_OPERATORS = ATTENTION_OPERATORS | RECURRENT_OPERATORS
+"""djinn's own operators that compute what belongs to one kernel of a device's library."""
 
 _QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<overload>\w{1,100}))?")
 
@@ -42,4 +46,4 @@ def is_as_declared(operator: torch._ops.OpOverload) -> bool:
 
     Operators that neither PyTorch nor djinn defines may do anything.
     """
-    return operator.namespace == "aten" or operator.name() in ATTENTION_OPERATORS or operator.name() == STORED_TENSOR
+    return operator.namespace == "aten" or operator.name() in LAYER_OPERATORS or operator.name() == STORED_TENSOR

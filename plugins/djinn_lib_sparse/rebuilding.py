@@ -126,7 +126,7 @@ def called(text: str, tensors: Sequence[torch.Tensor], numbers: Sequence[Any], *
         raise ProtocolError(f"{call.operator} is given too many tensors.")
     target = written_by(name, args, kwargs)
     if target is not None:
-        # To the client, what it writes are new components.
+        # The client takes the written components for new ones.
         own = target.clone()
         return operator(own, *args[1:], **kwargs) if "out" not in kwargs else operator(*args, **{**kwargs, "out": own})
     return operator(*args, **kwargs)

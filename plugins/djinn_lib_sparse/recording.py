@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from djinn.errors import UnsupportedTensorError
 from djinn.ir.schema import facts_of
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_lib_sparse import making
 from djinn_lib_sparse.bags import bag_gradient
 from djinn_lib_sparse.forms import (
     LAYOUTS,
@@ -26,8 +26,8 @@ from djinn_lib_sparse.forms import (
     layout_name,
     sequence_form,
 )
+from djinn_lib_sparse.making import refuse, uploaded
 from djinn_lib_sparse.operators import NAMESPACE, define
-from djinn_lib_sparse.rebuilding import components_of
 from djinn_lib_sparse.table import SparseOutcome, outcome_of, written_by
 from djinn_lib_sparse.tensor import LazySparse, at_home, made_of, same_parts
 
@@ -53,15 +53,10 @@ def _carried_out(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     call = described.call(operator, args, kwargs)
     outcome = outcome_of(name, args, kwargs, described.sparse) if facts.name.startswith("aten::") else None
     if outcome is None:
-        return operator.decompose(*args, **kwargs) if facts.is_composite else _refuse(facts.name)
+        return operator.decompose(*args, **kwargs) if facts.is_composite else refuse(facts.name)
     made = _recorded(outcome, call, described)
     target = written_by(name, args, kwargs)
     return made if target is None else _replaced(target, made)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise UnsupportedTensorError(f"{name} on a sparse tensor has no remote form.",
-                                 hint="Convert it with to_dense(), or use .cpu() and run this part locally.")
 
 
 class _Described:
@@ -115,21 +110,10 @@ def _recorded(outcome: SparseOutcome, call: SparseCall, described: _Described) -
     return made_of(list(LAYOUTS.values())[layout], parts, size, is_unique=bool(is_unique))
 
 
-def uploaded(tensor: torch.Tensor, device: Any = None) -> LazySparse:
-    """Copy an ordinary sparse tensor to the device."""
-    session = devices.current_session()
-    if tensor.layout not in LAYOUTS.values():
-        _refuse(f"The layout {tensor.layout}")
-    target = None if device is None else devices.checked_device(device)
-    parts = [session.upload(part, target) for part in components_of(tensor.detach())]
-    is_unique = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
-    return made_of(tensor.layout, parts, tensor.shape, is_unique=is_unique)
-
-
 def _replaced(target: LazySparse, made: LazySparse) -> LazySparse:
     """Give a tensor the components of another one, as a write in place does."""
     if target.shape != made.shape:
-        _refuse("An output of another size")
+        refuse("An output of another size")
     target._parts, target._is_unique = made._parts, made._is_unique
     return target
 
@@ -141,17 +125,19 @@ def _part(index: int, *, needs_unique: bool = False) -> Handler:
             name = operator.name().rpartition("::")[2]
             raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
         if len(sparse._parts) == 2 and "_indices" in operator.name()[6:] and operator.name() != "aten::_indices":
-            _refuse(operator.name())
+            refuse(operator.name())
         return aten.detach.default(sparse._parts[index])
 
     return handler
 
 
-def _compressed_part(index: int, *layouts: torch.layout) -> Handler:
+def _compressed_part(index: int, layouts: tuple[torch.layout, ...]) -> Handler:
     def handler(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if args[0].layout not in layouts:
-            raise RuntimeError(f"{operator.name().rpartition('::')[2]} expected sparse row or column compressed tensor "
-                               f"layout but got {args[0].layout}")
+            side = "row" if layouts is _ROWS else "column"
+            got = "Sparse" + layout_name(args[0].layout).capitalize().replace("Coo", "")
+            raise RuntimeError(f"{operator.name().rpartition('::')[2]} expected sparse {side} compressed tensor layout "
+                               f"but got {got}")
         return aten.detach.default(args[0]._parts[index])
 
     return handler
@@ -161,7 +147,7 @@ def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     sparse, device = args[0], kwargs.get("device")
     rest = {name: item for name, item in kwargs.items() if name not in ("device", "layout", "pin_memory")}
     if kwargs.get("layout") not in (None, sparse.layout):
-        _refuse(f"Copying to the layout {kwargs['layout']}")
+        refuse(f"Copying to the layout {kwargs['layout']}")
     if not isinstance(sparse, LazySparse):
         return uploaded(operator(sparse, **rest) if rest.get("dtype") not in (None, sparse.dtype) else sparse, device)
     if device is not None and device.type != sparse.device.type:
@@ -178,9 +164,9 @@ def _copy_(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not isinstance(target, LazySparse):
         if isinstance(source, LazySparse) and target.device.type == "cpu":
             return operator(target, at_home(source), *args[2:])
-        _refuse("copy_ of a sparse tensor into a dense one")
+        refuse("copy_ of a sparse tensor into a dense one")
     if target.layout is not source.layout:
-        _refuse(f"copy_ between {source.layout} and {target.layout}")
+        refuse(f"copy_ between {source.layout} and {target.layout}")
     own = run(aten.clone.default, (source,), {}) if isinstance(source, LazySparse) else uploaded(source, target.device)
     if own.dtype is not target.dtype:
         own = _to_copy(aten._to_copy.default, (own,), {"dtype": target.dtype})
@@ -206,28 +192,6 @@ def _mark(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazyS
     return args[0]  # type: ignore[no-any-return]  # a LazySparse
 
 
-def _coo(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
-    _, _, size, indices, values = args
-    parts = [item if isinstance(item, LazyTensor) else devices.current_session().upload(item)
-             for item in (indices, values)]
-    return made_of(torch.sparse_coo, parts, size, is_unique=bool(kwargs.get("is_coalesced")))
-
-
-def _compressed(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
-    *parts, size = args
-    session = devices.current_session()
-    parts = [item if isinstance(item, LazyTensor) else session.upload(item) for item in parts]
-    return made_of(kwargs["layout"], parts, size)
-
-
-def _empty(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
-    """Make a tensor without elements, as `torch.zeros` and `torch.empty` of sparse layouts do."""
-    given = {name: item for name, item in kwargs.items() if name in ("dtype", "layout")}
-    like = torch.empty(args[0], **given) if not isinstance(args[0], torch.Tensor) else torch.empty(
-        args[0].shape, dtype=given.get("dtype") or args[0].dtype, layout=given.get("layout") or args[0].layout)
-    return uploaded(like, kwargs.get("device"))
-
-
 def _mul_(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Multiply a dense tensor in place, as eager does it; a sparse one is not written here.
 
@@ -239,6 +203,24 @@ def _mul_(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _carried_out(operator, args, kwargs)
     product = run(aten.mul.Tensor, (target, other), {})
     return run(aten.add_.Tensor, (target.zero_(), product), {})
+
+
+def _sum(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Add up some dimensions, as eager does it.
+
+    Source:
+        ``sum_sparse_coo`` in aten/src/ATen/native/ReduceOps.cpp.
+    """
+    sparse, dims, keeps = args[0], args[1] if len(args) > 1 else None, len(args) > 2 and args[2]
+    if sparse.layout is not torch.sparse_coo or dims is None:
+        return _carried_out(operator, args, kwargs)
+    is_real = sparse.dtype.is_floating_point or sparse.dtype.is_complex
+    dtype = kwargs.get("dtype") or (None if is_real else torch.int64)
+    converted = sparse if dtype in (None, sparse.dtype) else run(aten._to_copy.default, (sparse,), {"dtype": dtype})
+    made = run(aten._sparse_sum.dim, (converted, dims), {})
+    for dim in sorted({dim % sparse.dim() for dim in dims}) if keeps else ():
+        made = aten.unsqueeze.default(made, dim)
+    return made
 
 
 def _stack(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -257,10 +239,10 @@ _HANDLERS: Mapping[Any, Handler] = {
     aten._values.default: _part(-1),
     aten.indices.default: _part(0, needs_unique=True),
     aten.values.default: _part(-1, needs_unique=True),
-    aten.crow_indices.default: _compressed_part(0, *_ROWS),
-    aten.col_indices.default: _compressed_part(1, *_ROWS),
-    aten.ccol_indices.default: _compressed_part(0, *_COLUMNS),
-    aten.row_indices.default: _compressed_part(1, *_COLUMNS),
+    aten.crow_indices.default: _compressed_part(0, _ROWS),
+    aten.col_indices.default: _compressed_part(1, _ROWS),
+    aten.ccol_indices.default: _compressed_part(0, _COLUMNS),
+    aten.row_indices.default: _compressed_part(1, _COLUMNS),
     aten._nnz.default: lambda operator, args, kwargs: _count(args[0]),
     **dict.fromkeys((aten.sparse_dim.default, aten._dimI.default),
                     lambda operator, args, kwargs: _sparse_dim(args[0])),
@@ -273,19 +255,16 @@ _HANDLERS: Mapping[Any, Handler] = {
     aten.clone.default: _clone,
     aten.mul_.Tensor: _mul_,
     aten.stack.default: _stack,
-    aten._sparse_coo_tensor_with_dims_and_tensors.default: _coo,
-    aten.sparse_compressed_tensor.comp_plain_value_size: _compressed,
-    **dict.fromkeys((aten.empty.memory_format, aten.zeros.default, aten.empty_like.default), _empty),
+    **making.HANDLERS,
+    aten.sum.dim_IntList: _sum,
     **dict.fromkeys((aten.detach.default, aten.alias.default, aten.lift_fresh.default), _alias),
 }
 
 
 def handlers() -> dict[Any, Callable[..., Any]]:
     """Return handlers of operators that make sparse tensors of lazy ones, for the interceptor."""
-    makers = (aten._sparse_coo_tensor_with_dims_and_tensors.default,
-              aten.sparse_compressed_tensor.comp_plain_value_size, aten._to_sparse.default, aten._to_sparse.sparse_dim,
-              aten._to_sparse_csr.default, aten._to_sparse_csc.default, aten._to_sparse_bsr.default,
-              aten._to_sparse_bsc.default)
+    makers = (*making.MAKERS, aten._to_sparse.default, aten._to_sparse.sparse_dim, aten._to_sparse_csr.default,
+              aten._to_sparse_csc.default, aten._to_sparse_bsr.default, aten._to_sparse_bsc.default)
     made: dict[Any, Callable[..., Any]] = dict.fromkeys(
         makers, lambda session, operator, args, kwargs: run(operator, args, kwargs))
     return {**made, aten._embedding_bag_backward.default: bag_gradient,
@@ -299,7 +278,8 @@ def register() -> list[torch.library.Library]:
     LazySparse._run = staticmethod(run)
     library = torch.library.Library("aten", "IMPL")
     for name, operator in (("empty.memory_format", aten.empty.memory_format), ("zeros", aten.zeros.default),
-                           ("_to_copy", aten._to_copy.default)):
+                           ("_to_copy", aten._to_copy.default),
+                           ("_sparse_coo_tensor_with_dims", aten._sparse_coo_tensor_with_dims.default)):
         for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
             library.impl(name, partial(_entered, operator), key)
     return [library]

@@ -14,7 +14,7 @@ import attrs
 __all__ = ("RUNS", "SparseOutcome", "outcome_of", "written_by")
 
 _UNARY = ("abs asin asinh atan atanh ceil erf erfinv expm1 floor frac log1p neg relu round sgn sign sin sinh sqrt tan "
-          "tanh trunc deg2rad rad2deg isnan isinf isposinf isneginf signbit positive").split()
+          "tanh trunc deg2rad rad2deg isnan isinf isposinf isneginf signbit positive _conj_physical").split()
 _SCALED = "mul.Tensor mul.Scalar div.Tensor div.Scalar div.Tensor_mode div.Scalar_mode floor_divide".split()
 _DENSE_RESULT = ("mm addmm _sparse_addmm bmm mv dot _to_dense to_dense sum _sparse_sum norm.Scalar "
                  "norm.ScalarOpt_dtype norm.ScalarOpt_dim native_norm native_norm.ScalarOpt_dim_dtype any").split()
@@ -24,10 +24,11 @@ _CONVERSIONS = {"_to_sparse": "coo", "_to_sparse.sparse_dim": "coo", "_to_sparse
 _PAIRS = ("_sparse_mm_reduce_impl",)
 _WRITES = "add_.Tensor sub_.Tensor addmm_".split()
 """Operators that write a dense tensor."""
-_IN_PLACE = {"zero_": "zeros_like", "floor_divide_.Tensor": "floor_divide", **{
+_IN_PLACE = {"zero_": "zeros_like", "conj_physical_": "_conj_physical", "floor_divide_.Tensor": "floor_divide", **{
     f"{base}_{dot}{overload}": f"{base}{dot}{overload}" for base, dot, overload in (
         name.partition(".") for name in (*_UNARY, *_SCALED, *_SUMS, "nan_to_num") if name != "floor_divide")}}
-_OUT = {f"{name.partition('.')[0]}.out": name for name in (*_UNARY, "mul.Tensor", "div.Tensor", *_SUMS)}
+_OUT = {f"{name.partition('.')[0]}.out": name for name in (*_UNARY, "mul.Tensor", "div.Tensor", *_SUMS)} | {
+    "conj_physical.out": "_conj_physical"}
 """Operators that write a sparse tensor, and the operators that return as much."""
 RUNS = frozenset((
     *_UNARY, *_SCALED, *_DENSE_RESULT, *_SUMS, *_CONVERSIONS, *_PAIRS, *_WRITES, *_IN_PLACE, *_OUT, "_coalesce",

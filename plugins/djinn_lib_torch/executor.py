@@ -13,6 +13,7 @@ from djinn_lib_service.attention_operators import attention_operators
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.random_exchange import exchange_random_state
+from djinn_lib_service.recurrent_operators import recurrent_operators
 from djinn_lib_service.stored_models import stored_operators
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import whole_of
@@ -48,6 +49,7 @@ class TorchExecutor:
         exchange_random_state()
         define()
         attention_operators()
+        recurrent_operators()
         stored_operators()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None

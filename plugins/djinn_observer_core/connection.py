@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from djinn_lib_service.failures import name_of
 from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.debugging import EXECUTION
 from djinn_lib_trace.totals import TOTALS
@@ -16,7 +17,7 @@ from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Upload, Up
 
 __all__ = ("CountedConnection",)
 
-_NO_MEMORY = frozenset({OutOfMemoryError.__name__, torch.OutOfMemoryError.__name__, MemoryError.__name__})
+_NO_MEMORY = frozenset(map(name_of, (OutOfMemoryError(""), torch.OutOfMemoryError(), MemoryError())))
 
 
 class CountedConnection(ConnectionWrapper):

@@ -230,8 +230,7 @@ def _match(index: Index, attention: Attention, claimed: set[int]) -> PatternMatc
               "result": index.result(output if output >= 0 else core.result) or ""}
     metadata = _metadata(index, attention)
     return index.match("attention", positions, roles=roles | core.roles, values=values, metadata=metadata,
-                       hints={"fuse": not core.is_composite, "kernel": "scaled_dot_product_attention",
-                              "keep_heads_together": True}, confidence=1.0 if core.is_composite else 0.95)
+                       confidence=1.0 if core.is_composite else 0.95)
 
 
 def _output_projection(index: Index, result: int) -> tuple[int, list[int]]:

@@ -34,7 +34,7 @@ def _match(index: Index, step: CacheStep, part: str, claimed: set[int]) -> Patte
         "kv_cache", positions, roles={step.position: "append" if not step.is_static else "write"},
         values={"cache": step.cache, "new": step.new, "result": step.result},
         metadata={"form": form, "length": length, "new_length": new_length, "part": part},
-        hints={"keep": "on_device", "colocate": True, "preallocate": not step.is_static})
+        hints={} if step.is_static else {"colocate": "cache"})
 
 
 def _dimension(index: Index, step: CacheStep, size: tuple[int, ...], new: tuple[int, ...]) -> int:

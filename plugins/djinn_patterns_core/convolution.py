@@ -85,4 +85,4 @@ def _match(
     }
     return index.match("conv_block", positions, roles=roles,  # type: ignore[arg-type]  # positions of the block
                        values={"input": x, "weight": weight, "result": index.result(position) or ""},
-                       metadata=metadata, hints={"fuse": "norm_and_activation", "layout": "channels_last"})
+                       metadata=metadata)

@@ -74,5 +74,4 @@ def _match(index: Index, lookups: list[int], ways: dict[int, list[int]]) -> Patt
     return index.match(
         "embedding", positions, roles=roles,
         values={"weight": tables[words], "indices": index.nodes[lookups[words]].inputs[1], "result": result},
-        metadata={"lookups": len(lookups), "vocabulary": rows[words], "width": size[-1] if size else None},
-        hints={"access": "random", "shard": "rows"})
+        metadata={"lookups": len(lookups), "vocabulary": rows[words], "width": size[-1] if size else None})

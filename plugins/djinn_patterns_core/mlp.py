@@ -178,5 +178,4 @@ def _match(index: Index, perceptron: Perceptron, claimed: set[int]) -> PatternMa
         "mlp", positions, roles=roles, values={"input": first[0], "weight": final[1], "result": result},
         metadata={"is_gated": perceptron.is_gated, "activation": perceptron.activation,
                   "layers": 1 + len(perceptron.outer), "in_features": widths[0], "hidden_features": widths[1],
-                  "out_features": out[-1] if out else None},
-        hints={"fuse": "activation_with_its_product"})
+                  "out_features": out[-1] if out else None})

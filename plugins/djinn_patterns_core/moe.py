@@ -175,5 +175,4 @@ def _match(index: Index, routing: Routing) -> PatternMatch:
     values = {"input": linear[0] if linear else "", "result": index.result(routing.combinations[-1]) or ""}
     return index.match(
         "moe", routing.nodes, roles=roles, values=values, confidence=0.95,
-        metadata={"experts": routing.experts, "experts_per_token": routing.chosen},
-        hints={"shard": "experts", "group": "products_by_expert"})
+        metadata={"experts": routing.experts, "experts_per_token": routing.chosen})

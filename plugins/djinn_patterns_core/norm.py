@@ -35,7 +35,7 @@ def _fused(index: Index, position: int, kind: str) -> PatternMatch:
     if result is not None:
         values["result"] = result
     return index.match("norm", [position], roles={position: "normalize"}, values=values,
-                       metadata={"kind": kind, "form": "composite"}, hints={"fuse": "with_its_reader"})
+                       metadata={"kind": kind, "form": "composite"})
 
 
 def _taken_apart(index: Index, root: int, claimed: set[int]) -> PatternMatch | None:
@@ -52,7 +52,7 @@ def _taken_apart(index: Index, root: int, claimed: set[int]) -> PatternMatch | N
     claimed.update(nodes)
     roles = {root: "inverse_deviation", scaled[-1]: "normalize"}
     return index.match("norm", nodes, roles=roles, values={"input": x, "result": index.result(last) or ""},
-                       metadata={"kind": kind, "form": "decomposed"}, hints={"fuse": "into_one_kernel"},
+                       metadata={"kind": kind, "form": "decomposed"},
                        confidence=0.95)
 
 

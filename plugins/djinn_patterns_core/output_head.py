@@ -138,5 +138,4 @@ def _match(index: Index, head: OutputHead, claimed: set[int]) -> PatternMatch:
         "head", positions, roles=roles, confidence=1.0 if head.vocabulary else 0.8,
         values={"input": linear[0], "weight": linear[1], "logits": index.result(head.product) or ""},
         metadata={"kind": "language_model" if head.vocabulary else "classifier", "features": head.features,
-                  "sampling": sampling, "has_loss": has_loss},
-        hints={"reduce_before_sending": True, "only_last_position": head.vocabulary and not has_loss})
+                  "sampling": sampling, "has_loss": has_loss})

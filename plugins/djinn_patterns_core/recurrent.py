@@ -148,5 +148,4 @@ def _match(
     form = "composite" if steps is None else "decomposed"
     return index.match("recurrent", positions, roles=roles, values={"input": first.inputs[0]} if first.inputs else {},
                        metadata={"kind": kind, "steps": steps, "form": form},
-                       hints={"fuse": "steps_into_one_layer", "sequential": True},
                        confidence=1.0 if steps is None else 0.9)

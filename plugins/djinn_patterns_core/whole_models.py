@@ -93,8 +93,7 @@ def _llm(index: Index, head: OutputHead, nodes: set[int]) -> PatternMatch | None
             "layers": sum(not match.metadata["is_cross"] for match in decoding),
             "attention": len(attentions), "mlp": len(_within(parts.mlp, ids)), "norm": len(_within(parts.norm, ids)),
             "kv_cache": len(caches), "cache_form": caches[0].metadata["form"] if caches else "",
-            "vocabulary": head.features, "query_length": min(queries) if queries else None},
-        hints={"pipeline": "by_layer", "keep": "caches_with_their_layer"})
+            "vocabulary": head.features, "query_length": min(queries) if queries else None})
 
 
 def _within(of: dict[str, PatternMatch], ids: set[str]) -> Sequence[PatternMatch]:
@@ -221,5 +220,4 @@ def _vision_encoder(index: Index, start: int, nodes: set[int]) -> PatternMatch |
         values={"pixels": index.root(index.nodes[start].inputs[0], start), "features": index.result(max(nodes)) or ""},
         metadata={"architecture": "transformer" if attentions else "convolutional", "attention": len(attentions),
                   "convolutions": convolutions, "mlp": len(_within(parts.mlp, ids)),
-                  "norm": len(_within(parts.norm, ids)), "pixels": list(size) if size else None},
-        hints={"batch": "images", "layout": "channels_last"})
+                  "norm": len(_within(parts.norm, ids)), "pixels": list(size) if size else None})

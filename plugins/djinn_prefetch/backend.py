@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.wishes import wishes_of
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 from djinn_lib_trace.callers import program_frame
 from djinn_lib_trace.waits import ledger_of
@@ -72,6 +73,7 @@ class PrefetchingBackend(BackendWrapper):
         self._freed = freed
         self._limit_bytes = limit_bytes
         self._ledger = ledger_of(tape)
+        self._wishes = wishes_of(tape)
         self._cache = FetchedValues()
         self._history = History()
         self._continuations = Continuations(numbers, self._history)
@@ -217,6 +219,7 @@ class PrefetchingBackend(BackendWrapper):
         while self._released:
             number = self._released.popleft()
             self._history.died(number)
+            self._wishes.died(number)
             self._freed.append(number)
 
     def _is_computed_now(self, slot: Slot) -> bool:
@@ -272,8 +275,10 @@ class PrefetchingBackend(BackendWrapper):
                 with self._added(foreseen):
                     answer += self._fetch_cautiously(wanted)
         else:
+            wished = self._wishes.slots
             with self._added(foreseen):
-                answer = self._asked(lambda: self.plain.fetch([*slots, *wanted], whole=True))
+                answer = self._asked(lambda: self.plain.fetch([*slots, *wanted, *wished], whole=True))
+            self._wishes.values = [answer.pop() for _ in wished][::-1]
         arrived = answer[len(slots):]
         self._continuations.arrived(foreseen[:len(arrived)], arrived, self.nodes_taken,
                                     is_exact=self.nodes_taken - before == len(pending))

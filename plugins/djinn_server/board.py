@@ -102,11 +102,11 @@ class Board:
             os.close(descriptor)
             raise
 
-    def begin(self, mark: Mark) -> None:
-        """Record that a program of the session with this mark has started."""
+    def begin(self, mark: Mark, began_ns: int = 0) -> None:
+        """Record that a program of the session with this mark has started, now or by the monotonic clock."""
         if mark is not self._mark:
             self._memory[_BEGAN.size:] = self._mark = mark
-        _BEGAN.pack_into(self._memory, 0, time.monotonic_ns())
+        _BEGAN.pack_into(self._memory, 0, began_ns or time.monotonic_ns())
 
     def end(self) -> None:
         """Record that the program has ended."""

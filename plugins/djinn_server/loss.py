@@ -1,28 +1,34 @@
-"""Loss of the device: the session that ran last gets the reason, and the process ends."""
+"""Loss of the device: its sessions learn the reason, and the process ends."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 
 from djinn_lib_service.kinds.executor import Executor, SupportsDeviceLoss
 
-from djinn.errors import DeviceLostError, DjinnError
+from djinn.errors import DeviceLostError, DjinnError, TransportError
 
 __all__ = ("DeviceLoss",)
 
 _HINT = ("A kernel failed on the device, most often for an index that is out of range. Look for it on a CPU, which "
          "names the operation; then call djinn.init() to start a new session.")
+_HINT_OF_OTHERS = ('What the session held there is lost. With recovery="replay" it is computed again; otherwise call '
+                   "djinn.init() to start a new session.")
 _log = logging.getLogger("djinn.server")
 
 
 class DeviceLoss:
     """Detects the loss of the device.
 
+    The session that sees the loss first is blamed. Its program need not be the cause, because devices compute
+    asynchronously. But it usually is, since the session that waits for a value sees the loss first. To all other
+    sessions, the loss is a broken connection, as after a crash: they recover if they can.
+
     Args:
         executor: The executor of the device.
-        leave: Ends the process. To innocent sessions this is a broken connection, as after a crash, and they recover if
-            they can.
+        leave: Ends the process.
 
     Concurrency:
         Any thread.
@@ -32,22 +38,44 @@ class DeviceLoss:
         self._device = executor.device
         self._ask = executor.loss if isinstance(executor, SupportsDeviceLoss) else None
         self._leave = leave
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._blamed: object = None
 
-    def check(self, tell: Callable[[DjinnError], None]) -> bool:
+    def is_anothers(self, session: object) -> bool:
+        """Whether the device is lost, and another session is blamed: then a failure of this one has another cause."""
+        return self._look(session) and self._blamed is not session
+
+    def check(self, session: object, tell: Callable[[DjinnError], None],
+              end_others: Callable[[DjinnError], None]) -> bool:
         """End the process if the device is lost, and return whether it is.
 
-        The program that ran last need not be the cause, because devices compute asynchronously. But it usually is,
-        since the session that waits for a value sees the loss first.
-
         Args:
-            tell: Sends the error to the session that ran last.
+            session: What stands for the session that has just used the device.
+            tell: Sends an error to this session.
+            end_others: Ends all other sessions with an error.
         """
-        reason = self._ask() if self._ask is not None else ""
-        if not reason:
+        if not self._look(session):
             return False
-        error = DeviceLostError(f"The device {self._device} is lost: {reason}.", hint=_HINT)
+        others = TransportError(f"The device {self._device} is lost to a program of another session: {self._reason}.",
+                                hint=_HINT_OF_OTHERS)
+        if self._blamed is not session:
+            tell(others)
+            return True
+        error = DeviceLostError(f"The device {self._device} is lost: {self._reason}.", hint=_HINT)
         _log.error("%s The process ends.", error.summary)
         tell(error)
+        end_others(others)
         if self._leave is not None:
             self._leave()
         return True
+
+    def _look(self, session: object) -> bool:
+        """Whether the device is lost; the first session for which this is called after that is blamed."""
+        if self._ask is None:
+            return False
+        with self._lock:
+            if not self._reason:
+                self._reason = self._ask()
+                self._blamed = session if self._reason else None
+            return bool(self._reason)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.kinds import MemoryFactory
+from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
 
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
 
-__all__ = ("default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory", "trim_heap")
+__all__ = ("SpareMemory", "default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory",
+           "trim_heap")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
+SHORT_SHARE = 16
+"""Memory of a device is short if less than one part in this many is free."""
+MIN_KEPT_BYTES = 64 * 2**20
+"""A process that keeps less gives nothing back."""
+_log = logging.getLogger("djinn.server")
 _CONTROL_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with a container's memory limit, in the two versions of Linux control groups."""
 
@@ -49,12 +58,11 @@ def no_memory_plugin() -> ConfigurationError:
                                    "limits of tokens.")
 
 
-def device_bytes(device: str) -> int:
+def device_bytes(executor: Executor) -> int:
     """Return the memory of a device, or the part of it that this process may use; 0 if unknown."""
-    import torch
-
-    if torch.device(device).type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+    known = properties_of(executor)
+    if known.kind != "cpu":
+        return known.total_bytes
     return min(filter(None, (_physical_bytes(), *map(_limit_in, _CONTROL_GROUPS))), default=0)
 
 
@@ -75,16 +83,45 @@ def _limit_in(file: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def return_memory() -> None:
-    """Return freed memory to the system where the C library caches it, and to the device where PyTorch caches it.
+class SpareMemory:
+    """Gives memory that a process keeps for reuse back to the device when other processes have little left there.
+
+    An allocator keeps freed memory. A process that needs memory itself uses this first; another one cannot.
+
+    Args:
+        executor: The device. One that reports no reserved memory has nothing to give back.
+
+    Concurrency:
+        One thread.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._able = executor if isinstance(executor, SupportsDeviceReport) else None
+
+    def look(self) -> bool:
+        """Give memory back if it is short, and return whether any was given back."""
+        figures = {} if self._able is None else self._able.memory()
+        if self._able is None or "reserved" not in figures:
+            return False
+        kept_bytes = figures["reserved"].current - figures["allocated"].current
+        if kept_bytes < MIN_KEPT_BYTES or figures["free_bytes"] * SHORT_SHARE >= figures["total_bytes"]:
+            return False
+        self._able.free_unused()
+        return True
+
+
+def return_memory(executor: Executor) -> None:
+    """Return freed memory to the system where the C library caches it, and to the device where its allocator does.
 
     Otherwise a server that once held large values in many small blocks would appear to hold them for ever, and a worker
     would keep device memory that other workers could use.
     """
-    import torch
-
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if isinstance(executor, SupportsDeviceReport):
+        try:
+            executor.free_unused()
+        except RuntimeError as error:
+            # The device may be lost, which ends the process.
+            _log.info("no memory is given back to the device: %s", error)
     trim_heap()
 
 

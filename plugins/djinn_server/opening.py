@@ -41,6 +41,8 @@ from djinn_server.sandbox.fence import plan
 from djinn_server.supervisor import Supervisor
 
 if TYPE_CHECKING:
+    from djinn_lib_service.kinds.executor import ExecutorFactory
+
     from djinn.plugins import Plugins
 
 __all__ = ("ListenError", "open_server")
@@ -89,8 +91,7 @@ def open_server(
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     options = _with_device(options, plugins)
-    for device in options.device.names:
-        plugins.find_executor(device or "cpu")
+    places = [_place(plugins.find_executor(device or "cpu").value, device) for device in options.device.names]
     for kind in ("guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
     memory_plugin(plugins, is_needed=options.limits.memory_bytes > 0)
@@ -137,7 +138,7 @@ def open_server(
     models = None if stores is None else stores.open(options)
     supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
                             exchange=Exchange(peers, plugins.transport_for, tasks),
-                            models=None if models is None else GatewayModels(models, tasks))
+                            models=None if models is None else GatewayModels(models, tasks), places=places)
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
     try:
@@ -159,6 +160,13 @@ def _with_device(options: ServeOptions, plugins: Plugins) -> ServeOptions:
     best = next(iter(plugins.find_executor("").value.devices()), "")
     _log.info("the device is %s, the best one here; --device chooses another", best)
     return attrs.evolve(options, device=attrs.evolve(options.device, device=best))
+
+
+def _place(factory: ExecutorFactory, device: str) -> tuple[Mapping[str, str], str]:
+    """Return environment variables of a worker that is to see only one device, and the device's name there."""
+    from djinn_lib_service.kinds.executor import SupportsOwnDevice
+
+    return factory.alone(device) if isinstance(factory, SupportsOwnDevice) else ({}, device)
 
 
 def _control(path: str) -> Path | None:

@@ -13,11 +13,13 @@ import attrs
 import msgspec
 from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts
 from djinn_lib_server.limits import Limited, Limits
+from djinn_lib_service.kinds.executor import DeviceMark
 
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run, RunDelta
 from djinn_server.board import NOBODY, Board, Mark
+from djinn_server.device_clock import DeviceClock, DeviceSpan
 
 __all__ = ("DeviceLease", "RunQueue", "SessionSlot")
 
@@ -66,6 +68,8 @@ class RunQueue:
         settle: Waits until the device has finished its queued work.
         reject: Called with each limit that refuses a request.
         board: Where the running program's session is recorded; ``None`` if it need not be.
+        mark: Marks a point in the work of a device that computes asynchronously. Then the device's time counts: the
+            board shows whose program it computes, and sessions are charged for that, when it is known.
 
     Concurrency:
         Any thread; each `SessionSlot` is used by one.
@@ -74,8 +78,9 @@ class RunQueue:
     def __init__(
         self, turnstile: DeviceLease | None = None, *, limits: Callable[[], Limits] = Limits,
         settle: Callable[[], None] = lambda: None, reject: Callable[[Limited], None] = lambda limited: None,
-        board: Board | None = None,
+        board: Board | None = None, mark: Callable[[], DeviceMark] | None = None,
     ) -> None:
+        self.clock: DeviceClock[SessionSlot] | None = None if mark is None else DeviceClock(mark)
         self._board = board
         self.limits = limits
         self.reject = reject
@@ -87,6 +92,7 @@ class RunQueue:
         """Sessions that are executing a message, or have received the next one."""
         self.is_recalled = False
         self.running: SessionSlot | None = None
+        self._since_ns = 0
         self._turnstile = turnstile
         self._turn = 0 if turnstile is None else -1
         """The current turn; -1 for none."""
@@ -105,14 +111,49 @@ class RunQueue:
         self._wait_s = 0.0
         self._used_s = 0.0
 
+        if self.clock is not None:
+            threading.Thread(target=self.clock.watch, args=(self.look,), name="djinn-device-clock", daemon=True).start()
+
     def open(self) -> SessionSlot:
         """Add a session."""
         return SessionSlot(self)
+
+    def look(self) -> bool:
+        """Charge sessions for what the device has finished; return false once the line is closed."""
+        with self.lock:
+            if self.clock is None or self._is_closed:
+                return False
+            for span, device_s in self.clock.finished():
+                self._charge(span.owner, device_s - span.host_s)
+                self._used_s += device_s
+            self._show()
+        return True
+
+    def _charge(self, place: SessionSlot, more_s: float) -> None:
+        kind = place.kind
+        place.finish += more_s
+        kind.finish += more_s / kind.weight
+        if kind.waiting:
+            kind.start += more_s / kind.weight
+
+    def _show(self) -> None:
+        """Write to the board whose program the device computes; the caller holds the lock."""
+        if self._board is None:
+            return
+        span = None if self.clock is None else self.clock.oldest
+        if span is not None:
+            self._board.begin(span.owner.mark, span.since_ns)
+        elif self.running is not None:
+            self._board.begin(self.running.mark, self._since_ns)
+        else:
+            self._board.end()
 
     def close(self) -> None:
         """Stop running programs and wake all waiting sessions. Never raises; may be called twice."""
         with self.lock:
             self._is_closed = True
+            if self.clock is not None:
+                self.clock.stop()
             for kind in (self._usual, self._decode):
                 for place in kind.waiting:
                     place.wake()
@@ -206,13 +247,16 @@ class RunQueue:
         kind.finish = kind.start + used_s / kind.weight
         if kind.waiting:
             kind.start = kind.finish
-        self._used_s += used_s
         interval_s = now - max(self._last_end_s, place.asked_s)
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
-        if self._board is not None:
-            self._board.end()
+        last = None if self.clock is None else self.clock.mark()
+        if self.clock is None or place.first is None or last is None:
+            self._used_s += used_s
+        else:
+            self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns))
+        self._show()
         if self.is_recalled and now >= self._until_s:
             self._give_back(wants_more=bool(self._waiting or place.left))
         elif self._waiting:
@@ -244,9 +288,8 @@ class RunQueue:
         place.wake()
 
     def _begin(self, place: SessionSlot) -> None:
-        self.running = place
-        if self._board is not None:
-            self._board.begin(place.mark)
+        self.running, self._since_ns = place, time.monotonic_ns()
+        self._show()
         self._virtual = max(self._virtual, place.kind.start)
         place.kind.virtual = max(place.kind.virtual, place.start)
 
@@ -294,6 +337,8 @@ class SessionSlot:
         self.finish = 0.0
         self.asked_s = 0.0
         self.began_s = 0.0
+        self.first: DeviceMark | None = None
+        """The mark before its running program."""
 
     def received(self, batch: Batch) -> None:
         """Record a message that is about to be executed."""
@@ -346,6 +391,7 @@ class SessionSlot:
             is_first = line.enter(self)
         if is_first:
             self.began_s = self.asked_s
+            self._mark_begin()
             return
         self._gate.acquire()
         self.began_s = time.monotonic()
@@ -353,6 +399,13 @@ class SessionSlot:
             if self.stop:
                 raise self.stop[0]
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
+        self._mark_begin()
+
+    def _mark_begin(self) -> None:
+        clock = self._line.clock
+        if clock is not None:
+            with self._line.lock:
+                self.first = clock.mark()
 
     def end(self) -> None:
         """Record that the program has finished; see `djinn_lib_service.turns.Turns.end`."""
@@ -367,7 +420,11 @@ class SessionSlot:
 
     def running_s(self, now: float) -> float:
         """Return how long the session's program has been running; 0 if none is."""
-        return max(0.0, now - self.began_s) if self._line.running is self else 0.0
+        if self._line.running is self:
+            return max(0.0, now - self.began_s)
+        clock = self._line.clock
+        span = None if clock is None else clock.oldest
+        return 0.0 if span is None or span.owner is not self else max(0.0, now - span.since_ns / 1e9)
 
     def give_up(self) -> None:
         """Make a waiting `begin` raise the reason in ``stop``."""

@@ -49,7 +49,7 @@ from djinn_server.handshake import (
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
-from djinn_server.memory import default_keep_bytes, no_memory_plugin, return_memory, trim_heap
+from djinn_server.memory import SpareMemory, default_keep_bytes, no_memory_plugin, return_memory, trim_heap
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import RunQueue, SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
@@ -134,7 +134,7 @@ class Server:
         self._lease_s = options.sessions.lease_s
         self._resumable = ResumableSessions()
         self._grants = grants or Grants()
-        self.sessions = Sessions()
+        self.sessions = Sessions(SpareMemory(executor))
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, added before their clients learn that the sessions have begun."""
         self._watch = watch
@@ -267,8 +267,9 @@ class Server:
             refuse(self._current(channel), error)
         except Exception as error:  # noqa: BLE001  # logged in full; must end neither the server nor another session
             _log.exception("%s: the session failed", channel.peer)
-            tell = partial(refuse, self._current(channel))
-            if not self._loss.check(tell):
+            mine = self._current(channel)
+            tell = partial(refuse, mine)
+            if not self._loss.check(mine, tell, partial(self.sessions.end_others, mine)):
                 tell(error)
         finally:
             if is_ours:
@@ -364,7 +365,7 @@ class Server:
                 held = service.live_handles
                 service.close()
                 del service, contents
-                return_memory()
+                return_memory(self._executor)
                 _log.info("%s: session %s ends, %d values dropped", steady.peer, session, held)
         finally:
             self._resumable.remove(key)
@@ -413,8 +414,8 @@ class Server:
             channel.close(Goodbye(error.code, error.summary, error.hint))
 
         try:
-            while _answer_next(channel, service, allowance, meter, place):
-                self._loss.check(tell)
+            while _answer_next(channel, service, allowance, meter, place, self._loss):
+                self._loss.check(channel, tell, partial(self.sessions.end_others, channel))
                 self._tidy(channel)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
                 while (self._looks_ahead and service.can_look_ahead and not place.is_wanted
@@ -436,7 +437,7 @@ def _nothing() -> None:
 
 
 def _answer_next(channel: ResumableChannel, service: SessionService, allowance: SessionAllowance, meter: Meter,
-                 place: SessionSlot) -> bool:
+                 place: SessionSlot, loss: DeviceLoss) -> bool:
     """Execute one batch. Its tensors are released before the next batch is awaited."""
     try:
         received = channel.receive()
@@ -457,6 +458,8 @@ def _answer_next(channel: ResumableChannel, service: SessionService, allowance: 
         result, data = service.handle(message, tensors, channel.stop, sequence)
         allowance.settle(service.live_handles)
         outcome = "lost"
+        if result.failures and loss.is_anothers(channel):
+            return True
         if message.later:
             channel.send_later(sequence, *service.later_values(message))
         if message.wants_reply:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
+from contextlib import suppress
 
 import attrs
+from djinn_lib_service.kinds.transport import Channel
 from djinn_lib_service.mailbox import Mailbox
 from djinn_lib_service.peer_exchange import PeerExchange
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.service import SessionService
 
+from djinn.errors import DjinnError
 from djinn.wire.messages import Goodbye
 from djinn_server.control import SessionState
+from djinn_server.memory import SpareMemory
 from djinn_server.run_queue import SessionSlot
 
 __all__ = ("HeldSession", "Sessions")
 
 LOOK_S = 0.25
 """How often to check whether the clients of busy sessions are still connected."""
+LOOKS_AT_MEMORY = 4
+"""After how many of these looks to look at the device's memory, too."""
+PARTING_S = 1.0
+"""How long to wait until clients were told why their sessions end, before the process ends."""
 MAX_LISTED = 4096
 """Maximum number of sessions in a report, the busiest first."""
 _log = logging.getLogger("djinn.server")
@@ -62,11 +71,15 @@ class HeldSession:
 class Sessions:
     """The sessions of a worker, by name.
 
+    Args:
+        spare: Looked after while sessions last; ``None`` if there is nothing to look after.
+
     Concurrency:
         Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spare: SpareMemory | None = None) -> None:
+        self._spare = spare
         self._lock = threading.Lock()
         self._held: dict[str, HeldSession] = {}
         self._ended = threading.Event()
@@ -96,9 +109,15 @@ class Sessions:
         """End a session, or all if the name is empty; does not wait for clients, or for a running kernel."""
         for session in self.all():
             if name in ("", session.name):
-                _log.warning("%s: session %s is ended: %s", session.channel.peer, session.name, goodbye.summary)
-                # In its own thread, because a client that does not read would delay the others.
-                threading.Thread(target=session.channel.close, args=(goodbye,), daemon=True).start()
+                _end(session, goodbye)
+
+    def end_others(self, channel: Channel, error: DjinnError) -> None:
+        """End all sessions except that of a connection; waits a moment, so that clients learn the reason."""
+        goodbye = Goodbye(error.code, error.summary, error.hint)
+        ending = [_end(session, goodbye) for session in self.all() if session.channel is not channel]
+        until_s = time.monotonic() + PARTING_S
+        for thread in ending:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def start(self) -> None:
         """Start looking for sessions whose clients are gone."""
@@ -110,7 +129,20 @@ class Sessions:
 
     def _watch(self) -> None:
         """End busy sessions whose clients are gone; idle sessions notice that themselves."""
+        looks = itertools.count()
         while not self._ended.wait(LOOK_S):
             for session in self.all():
                 if session.place.is_busy and session.channel.is_gone():
                     session.channel.close()
+            if self._spare is not None and next(looks) % LOOKS_AT_MEMORY == 0:
+                # A device that is lost tells nothing of its memory, and its process ends.
+                with suppress(RuntimeError):
+                    self._spare.look()
+
+
+def _end(session: HeldSession, goodbye: Goodbye) -> threading.Thread:
+    _log.warning("%s: session %s is ended: %s", session.channel.peer, session.name, goodbye.summary)
+    # In its own thread, because a client that does not read would delay the others.
+    ending = threading.Thread(target=session.channel.close, args=(goodbye,), daemon=True)
+    ending.start()
+    return ending

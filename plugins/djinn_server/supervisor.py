@@ -6,6 +6,7 @@ import logging
 import secrets
 import signal
 import time
+from collections.abc import Mapping, Sequence
 
 import anyio
 import attrs
@@ -81,6 +82,7 @@ class Supervisor:
         forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
         models: Gives workers models; without it, there are none.
+        places: For each device: environment variables of a worker that is to see only this one, and its name there.
 
     Attributes:
         ledger: The workers' reports.
@@ -92,11 +94,13 @@ class Supervisor:
 
     def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, tasks: Tasks, *,
                  ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
-                 exchange: Exchange | None = None, models: GatewayModels | None = None) -> None:
+                 exchange: Exchange | None = None, models: GatewayModels | None = None,
+                 places: Sequence[tuple[Mapping[str, str], str]] = ()) -> None:
         self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
         self._setup = setup
         self._devices = setup.options.device.names
+        self._places = places or [({}, device) for device in self._devices]
         self._desk = LeaseManager([
             (TurnSettings(setup.options.fairness.device_turns or places), admission.order_of(device))
             for device, places in zip(self._devices, default_places(
@@ -338,12 +342,14 @@ class Supervisor:
 
     async def _run_once(self, post: _Post) -> float:
         """Run one worker until it ends, and return how long it served."""
+        self._choose_device(post)
+        variables, device = self._places[post.device]
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
-                                        mailbox_prefix=self._new_prefix(), device=self._device_for(post))
+                                        mailbox_prefix=self._new_prefix(), device=device)
         worker = None
         with anyio.CancelScope() as post.starting:
             try:
-                worker = await Worker.begin(setup, self._environment, self._forkserver)
+                worker = await Worker.begin(setup, {**self._environment, **variables}, self._forkserver)
             except OSError as error:
                 self._note(post, TransportError(f"No worker could be started: {error}."))
         if worker is None:
@@ -359,7 +365,7 @@ class Supervisor:
             self._note(post, error)
             return 0.0
         began = time.monotonic()
-        where = f" on {setup.device} ({post.device})" if len(self._devices) > 1 else ""
+        where = f" on {self._devices[post.device]} ({post.device})" if len(self._devices) > 1 else ""
         _log.info("%sworker %d serves%s", _for(post.tenant), worker.pid, where)
         await self._attend_sessions(post, worker, setup)
         # A worker that has closed its standard input will not serve again.
@@ -412,12 +418,11 @@ class Supervisor:
         post.is_drained = True
         self._changes.notify()
 
-    def _device_for(self, post: _Post) -> str:
+    def _choose_device(self, post: _Post) -> None:
         """Choose a device for a worker. A new worker may get another device, since its sessions have no values yet."""
         others = [other.device for other in self._posts.values() if other is not post and other.is_placed]
         post.device = least_loaded(self.ledger.loads([others.count(n) for n in range(len(self._devices))]))
         post.is_placed = True
-        return self._devices[post.device]
 
     def _note(self, post: _Post, problem: DjinnError | None, *, is_ready: bool = False) -> None:
         if problem is not None:

@@ -20,7 +20,7 @@ import attrs
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.kept_memory import KeptMemory
 from djinn_lib_service.kernel_warnings import pass_all
-from djinn_lib_service.kinds.executor import Executor, SupportsSettling
+from djinn_lib_service.kinds.executor import Executor, SupportsDeviceMarks, SupportsSettling
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAdoption
 from djinn_lib_service.listening import listen
@@ -284,10 +284,10 @@ def _open(
     allowances = Allowances(setup.limits, meters.reject)
     line = RunQueue(turns, limits=lambda: allowances.limits,
                     settle=executor.settle if isinstance(executor, SupportsSettling) else _nothing,
-                    reject=meters.reject,
-                    board=board)
+                    reject=meters.reject, board=board,
+                    mark=executor.mark if isinstance(executor, SupportsDeviceMarks) else None)
     program_bytes = setup.options.device.program_bytes
-    bounds = Bounds(executor.device, device_bytes(executor.device) if program_bytes is None else program_bytes,
+    bounds = Bounds(executor.device, device_bytes(executor) if program_bytes is None else program_bytes,
                     frozenset(setup.options.device.namespaces))
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,

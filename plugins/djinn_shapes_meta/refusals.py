@@ -20,6 +20,7 @@ _Check = Callable[[Mapping[str, Any]], bool]
 """Whether a call with these arguments, by name, may be refused."""
 _MASKS = (torch.bool, torch.uint8)
 _MAX_CATEGORIES = 2**24
+_MAX_DIMENSIONS = 64
 
 
 def is_refused(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
@@ -103,7 +104,30 @@ def _masked(named: Mapping[str, Any]) -> bool:
 
 
 def _bucketize(named: Mapping[str, Any]) -> bool:
-    return not isinstance(named["boundaries"], torch.Tensor) or named["boundaries"].dim() != 1
+    boundaries = named["boundaries"]
+    return not isinstance(boundaries, torch.Tensor) or boundaries.dim() != 1 or _searchsorted(
+        {**named, "sorted_sequence": boundaries})
+
+
+def _searchsorted(named: Mapping[str, Any]) -> bool:
+    """Look for arguments that do not fit each other.
+
+    Source:
+        ``searchsorted_pre_check`` in aten/src/ATen/native/BucketizationUtils.h.
+    """
+    rows, values, sorter, out = (named.get(name) for name in ("sorted_sequence", "self", "sorter", "out"))
+    is_number = not isinstance(values, torch.Tensor) or (not values.dim() and values.numel() == 1)
+    if not isinstance(rows, torch.Tensor) or not rows.dim() or named.get("side") not in (None, "left", "right"):
+        return True
+    if rows.dim() > 1 and (is_number or values is None or values.shape[:-1] != rows.shape[:-1]):
+        return True
+    wanted = torch.int32 if named.get("out_int32") else torch.int64
+    return bool(named.get("right") and named.get("side") == "left") or (out is not None and out.dtype != wanted) or (
+        sorter is not None and (sorter.shape != rows.shape or sorter.dtype != torch.int64))
+
+
+def _extreme_place(named: Mapping[str, Any]) -> bool:
+    return bool(named["self"].dim() > _MAX_DIMENSIONS)
 
 
 def _power(named: Mapping[str, Any]) -> bool:
@@ -188,6 +212,8 @@ _CHECKS: Mapping[str, _Check] = {
     "_index_put_impl": _index_put,
     "_unsafe_index_put": _index_put,
     "bucketize": _bucketize,
+    "searchsorted": _searchsorted,
+    **dict.fromkeys(("argmax", "argmin"), _extreme_place),
     "pow": _power,
     "randperm": _randperm,
     "multinomial": _multinomial,

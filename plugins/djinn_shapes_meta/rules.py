@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
+from djinn_lib_service.operators import LAYER_OPERATORS
 from djinn_lib_service.stored_models import STORED_TENSOR
 
 from djinn.ir.schema import ReturnKind, SchemaFacts
@@ -282,7 +282,7 @@ _RULES: Mapping[str, Rule] = {
     # The lengths of their result lists cannot be determined otherwise.
     **dict.fromkeys(("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "split_copy", "split_with_sizes_copy",
                      "unbind_copy"), _always),
-    **dict.fromkeys((*ATTENTION_OPERATORS, STORED_TENSOR), _always),
+    **dict.fromkeys((*LAYER_OPERATORS, STORED_TENSOR), _always),
     "index_select": _last_is_index,
     "complex": _real_parts,
     **dict.fromkeys(("native_dropout", "pixel_shuffle", "pixel_unshuffle"), _not_empty),

@@ -19,7 +19,7 @@ from djinn_transport_tcp.tls import TlsError
 __all__ = ("AGAIN", "explained", "goodbye", "refused", "unanswered")
 
 _FINAL = {kind.code: kind for kind in ENDED_FOR_GOOD}
-_REFUSALS = {kind.code: kind for kind in (RefusedError, ServerDrainingError, TokenEndedError)}
+_REFUSALS = {kind.code: kind for kind in (RefusedError, ServerDrainingError, TokenEndedError, TransportError)}
 AGAIN = "What it held is lost. See the server's log for the reason, then call djinn.init() to start a new session."
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_service.recurrent_operators import GRU, recurrent_operators
 from support.recording.believed_cuda import believed_cuda
 from torch import nn
 
@@ -14,6 +15,17 @@ import djinn
 D = "remote_accelerator:0"
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN}
 SHAPES = ({}, {"batch_first": True}, {"bidirectional": True, "num_layers": 2}, {"bias": False})
+
+
+LAYER = ("lstm", "gru", "rnn_tanh", "recurrent_packed")
+
+
+def names_in(captured: Any) -> list[str]:
+    return [node.operation for node in captured.graph.nodes()]
+
+
+def layers_in(captured: Any) -> int:
+    return sum(name.rpartition("::")[2].partition(".")[0] in LAYER for name in names_in(captured))
 
 
 def made(kind: str, **settings: bool | int) -> tuple[nn.Module, torch.Tensor]:
@@ -36,22 +48,96 @@ def test_recurrent_layers_are_recorded_whole_without_gradients(
             torch.testing.assert_close(got.cpu(), wanted)
             for have, want in zip(*(state if kind == "lstm" else (state,) for state in (got_last, last)), strict=True):
                 torch.testing.assert_close(have.cpu(), want)
-    names = [node.operation for node in captured.graph.nodes()]
-    assert sum("lstm" in name or "gru" in name or "rnn_tanh" in name for name in names) == 1, names
+    assert layers_in(captured) == 1, names_in(captured)
 
 
 @pytest.mark.parametrize("settings", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_recurrent_layers_are_trained(server: Any, kind: str, settings: dict[str, bool]) -> None:
-    layers, sequence = made(kind, **settings)
-    layers(sequence)[0].square().sum().backward()
-    wanted = [parameter.grad for parameter in layers.parameters()]
+def test_recurrent_layers_are_trained_by_one_operation_each_way(
+    server: Any, kind: str, settings: dict[str, bool]
+) -> None:
+    def gradients(layers: nn.Module, sequence: torch.Tensor) -> list[torch.Tensor]:
+        leaf = sequence.detach().requires_grad_()
+        output, last = layers(leaf)
+        (output.square().sum() + sum(state.sin().sum() for state in (last if kind == "lstm" else (last,)))).backward()
+        found = [leaf.grad, *(parameter.grad for parameter in layers.parameters())]
+        return [gradient for gradient in found if gradient is not None]
+
+    wanted = gradients(*made(kind, **settings))
     layers, sequence = made(kind, **settings)
     with believed_cuda(server=server.address):
-        layers.to(D)(sequence.to(D))[0].square().sum().backward()
-        for parameter, gradient in zip(layers.parameters(), wanted, strict=True):
-            assert parameter.grad is not None
-            torch.testing.assert_close(parameter.grad.cpu(), gradient)
+        with djinn.capture(modules=False) as captured:
+            got = gradients(layers.to(D), sequence.to(D))
+        assert len(got) == len(wanted)
+        for one, other in zip(got, wanted, strict=True):
+            assert one.stride() == other.stride()
+            torch.testing.assert_close(one.cpu(), other)
+    names = names_in(captured)
+    assert (layers_in(captured), names.count("djinn::recurrent_backward")) == (1, 1), names
+
+
+def test_a_new_length_costs_no_round_trip(server: Any) -> None:
+    layers = nn.LSTM(6, 5)
+    with believed_cuda(server=server.address):
+        layers.to(D)
+        layers(torch.randn(2, 3, 6, device=D))[0].sum().backward()
+        torch.remote_accelerator.synchronize()  # type: ignore[attr-defined]  # made by djinn
+        before = djinn.stats()["round_trips"]
+        for length in range(3, 9):
+            layers(torch.randn(length, 3, 6, device=D))[0].sum().backward()
+        torch.remote_accelerator.synchronize()  # type: ignore[attr-defined]  # made by djinn
+        assert djinn.stats()["round_trips"] - before == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_are_computed_and_trained_whole(server: Any, kind: str) -> None:
+    layers, batch = made(kind, num_layers=2)
+
+    def results(device: str) -> list[torch.Tensor]:
+        packed = nn.utils.rnn.pack_padded_sequence(batch, torch.tensor([4, 2, 1])).to(device)
+        layers.to(device).zero_grad(set_to_none=True)
+        output, last = layers(packed)
+        output.data.square().sum().backward()
+        return [output.data, *(last if kind == "lstm" else (last,)),
+                *(parameter.grad for parameter in layers.parameters() if parameter.grad is not None)]
+
+    wanted = [tensor.detach().clone() for tensor in results("cpu")]
+    with believed_cuda(server=server.address):
+        with djinn.capture(modules=False) as captured:
+            got = [tensor.detach() for tensor in results(D)]
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+    names = names_in(captured)
+    assert (names.count("djinn::recurrent_packed"), names.count("djinn::recurrent_backward")) == (1, 1), names
+
+
+def test_layers_that_do_not_train_have_no_backward_pass_as_with_cudnn(server: Any) -> None:
+    layers, sequence = made("gru")
+    with believed_cuda(server=server.address):
+        layers.to(D).eval()(sequence.to(D))[0].sum().backward()
+        with pytest.raises(RuntimeError, match="cudnn RNN backward can only be called in training mode"):
+            next(layers.parameters()).grad.cpu()  # type: ignore[union-attr]  # the backward pass has made it
+
+
+def test_dropout_between_layers_is_drawn_from_the_sessions_numbers(server: Any) -> None:
+    layers, sequence = made("lstm", num_layers=2)
+    layers.dropout = 0.5
+    with believed_cuda(server=server.address), djinn.capture(modules=False) as captured:
+        layers.to(D)(sequence.to(D))[0].sum().cpu()
+    assert layers_in(captured) == 0
+
+
+def test_a_guard_refuses_gradients_of_another_size(server: Any) -> None:
+    operators = recurrent_operators()
+    layers, sequence = made("gru")
+    with believed_cuda(server=server.address), torch.no_grad():
+        params = [parameter.detach() for parameter in layers.to(D).parameters()]
+        state, gradient = torch.zeros(1, 3, 5, device=D), torch.zeros(4, 3, 4, device=D)
+        with pytest.raises(RuntimeError, match="gradients of the sizes"):
+            operators.backward([gradient, state], sequence.to(D), [], [state], params, GRU, True, 1, True, False,
+                               False)[0].cpu()
+        with pytest.raises(RuntimeError, match="the sizes of batches"):
+            operators.packed(sequence.to(D).view(12, 6), [4, 5, 3], [state], params, GRU, True, 1, True, False)[0].cpu()
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

@@ -15,7 +15,7 @@ from djinn_conformance.assertions import bytes_of
 from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
-from djinn_executor_cuda.executor import OVERLAP, CudaExecutor, CudaExecutorFactory
+from djinn_executor_cuda.executor import CudaExecutor, CudaExecutorFactory
 from djinn_executor_cuda.graph_eligibility import RUNS_BEFORE_RECORDING
 from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
 from djinn_executor_cuda.recorded import RecordedProgram
@@ -28,6 +28,7 @@ from support.recording.program_runs import Session, same, session, weights
 
 import djinn
 from djinn.ir.program import Program
+from djinn.plugins import Plugins
 from djinn.wire.tensors import DTYPES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -55,10 +56,11 @@ def plain() -> CudaExecutor:
     return CudaExecutor(torch.device("cuda:0"))
 
 
-def test_the_factory_opens_it_if_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_factory_opens_it_if_told_so() -> None:
     assert type(CudaExecutorFactory().open("cuda")) is CudaExecutor
-    monkeypatch.setenv(OVERLAP, "1")
-    opened = CudaExecutorFactory().open("cuda")
+    plugins = Plugins.load(names=["djinn-executor-cuda"])
+    plugins.configure({"cuda_overlap": "1"}, {})
+    opened = plugins.find_executor("cuda").value.open("cuda")
     assert isinstance(opened, OverlappingCudaExecutor)
     assert opened.device == "cuda:0"
     opened.close()

@@ -1,16 +1,21 @@
-"""A device that is lost to a worker's process: what its session learns, and that the process ends."""
+"""A device that is lost to a worker's process: what its sessions learn, and that another process takes its place."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
+from djinn_executor_cuda.executor import reason_of_loss
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.options import ListenOptions
 from djinn_server.server import Server
+from support.processes.warm import run_python
+from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import DeviceLostError
@@ -52,3 +57,115 @@ def test_the_session_learns_why_and_the_process_ends() -> None:
             (value + 2).cpu()
         assert left.wait(60)
         djinn.shutdown()
+
+
+# As on CUDA: one kernel fails, and after that every call of the process.
+FRAGILE = """
+import torch
+import djinn.plugins
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_executor_cuda.executor import reason_of_loss
+from djinn_lib_torch.calls import bind
+from djinn_lib_torch.executor import TorchProgram
+
+class Fragile:
+    is_lost = False
+
+    def call(self):
+        if self.is_lost:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered\\nCompile with ...")
+
+class FragileProgram(TorchProgram):
+    device = None
+
+    def run_without(self, *args, **kwargs):
+        self.device.call()
+        outputs = super().run_without(*args, **kwargs)
+        values = [value for value in outputs if isinstance(value, torch.Tensor) and value.numel() == 1]
+        self.device.is_lost |= any(value.item() == 13 for value in values)
+        return outputs
+
+class FragileExecutor(CpuExecutor):
+    name = "fragile"
+
+    def __init__(self):
+        super().__init__()
+        self.fragile = Fragile()
+
+    def compile_checked(self, program, checks):
+        self.fragile.call()
+        made = FragileProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made.device = self.fragile
+        return made
+
+    def put(self, tensor):
+        self.fragile.call()
+        return super().put(tensor)
+
+    adopt = put
+
+    def get(self, value):
+        self.fragile.call()
+        return super().get(value)
+
+    lend = get
+
+    def loss(self):
+        return reason_of_loss(self.fragile.call)
+
+class Factory:
+    name = "fragile"
+
+    def devices(self):
+        return ["cpu"]
+
+    def open(self, device):
+        return FragileExecutor()
+
+djinn.plugins.register(Factory(), "executor")
+"""
+CLIENT = """
+import sys
+import torch, djinn
+
+djinn.init(server=sys.argv[1])
+value = torch.full((1,), 12.0, device="remote_accelerator:0")
+print("asked", flush=True)
+for _ in range(2):
+    try:
+        (value + 1).cpu()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
+def test_a_worker_whose_calls_raise_accelerator_errors_is_replaced_and_others_recover(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    with Serving(tmp_path / "log", "--plugins", "executor=fragile", prelude=FRAGILE) as server:
+        djinn.init(server=server.address, recovery="replay", log_level="ERROR")
+        there = torch.rand(3, device=DEVICE)
+        product = there * 2
+        wanted = product.cpu()
+        [worker] = server.workers
+        guilty = run_python(CLIENT, server.address).stdout.splitlines()
+        assert guilty[0] == "asked"
+        assert guilty[-1].startswith("DeviceLostError: [DJ320]"), guilty
+        assert "device-side assert triggered" in guilty[-1]
+        assert torch.equal((product + there).cpu(), wanted * 1.5)
+        assert djinn.stats()["recoveries"] == 1
+        assert worker not in server.workers
+        djinn.shutdown()
+        log = server.log.read_text()
+    assert "The device cpu is lost: CUDA error: device-side assert triggered. The process ends." in log
+    assert "is lost to a program of another session" in log
+
+
+def test_a_lack_of_memory_is_no_loss() -> None:
+    def failing(text: str) -> None:
+        raise torch.AcceleratorError(text)
+
+    assert reason_of_loss(lambda: True) == ""
+    assert reason_of_loss(partial(failing, "CUDA error: out of memory")) == ""
+    assert reason_of_loss(partial(failing, "CUDA error: unspecified launch failure\nCompile")) == (
+        "CUDA error: unspecified launch failure")

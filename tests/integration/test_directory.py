@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import itertools
 import json
 import random
+import re
 import socket
 import ssl
 import time
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from anyio.abc import SocketListener
@@ -23,6 +26,7 @@ from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
 from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
 from djinn_lib_server.secret_files import key_in
+from support.processes.warm import WarmPython, clean_environment
 
 from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
 from djinn.plugins import Plugins
@@ -253,3 +257,32 @@ def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_env
     plugins = Plugins.configured({"server": "tcp://host:2"}, {"DJINN_CLUSTER": "tcp://127.0.0.1:1/lab"})
     assert plugins.settings(Config).addresses == ("tcp://host:2",)
     assert not plugins.settings(ClusterSettings).cluster
+
+
+def test_the_page_of_a_cluster_shows_its_servers_to_those_who_have_the_key(tmp_path: Path) -> None:
+    command = ["directory", "--name", "lab", "--key", str(tmp_path / "key"), "--dashboard-port", "0"]
+    with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(DJINN_TOKEN=TOKEN),
+                    log=tmp_path / "log", has_djinn=True) as process:
+        address = process.stdout.readline().split()[-1]
+        key = (tmp_path / "key").read_text().strip()
+        (url,) = re.findall(r"dashboard on (\S+),", (tmp_path / "log").read_text())
+
+        def state(secret: str) -> tuple[int, dict[str, Any]]:
+            page = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+            page.request("GET", "/state", headers={"Authorization": f"Bearer {secret}"})
+            with page.getresponse() as answer:
+                return answer.status, json.loads(answer.read())
+
+        assert [state(secret)[0] for secret in ("", TOKEN, "another", key)] == [401, 401, 401, 200]
+        assert state(key)[1]["problem"] == "No session can begin: no server is ready."
+        with connected(address) as server:
+            server.sendall(encoded(Join(key, "lab", "tcp://host:1")))
+            server.sendall(encoded(LoadReport(sessions=3, held_bytes=5, limit_bytes=9, models=("gpt2", 64 * "0"))))
+            until(lambda: state(key)[1]["tables"][0]["rows"] != [])
+            found = state(key)[1]
+            assert found["tables"][0]["rows"] == [{"cells": ["tcp://host:1", "", 3, 5, 9, "gpt2"]}]
+            assert found["problem"] == ""
+            until(lambda: [chart["values"][-1] for chart in state(key)[1]["charts"]] == [1, 3, 5])
+        until(lambda: state(key)[1]["tables"][0]["rows"] == [])
+        process.terminate()
+        assert process.wait(20) == 0, (tmp_path / "log").read_text()

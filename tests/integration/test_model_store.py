@@ -192,7 +192,50 @@ def test_a_pretrained_model_of_files_that_the_server_has_is_not_sent(store: Path
         found = remote.generate(prompt.to("remote_accelerator:0"), max_new_tokens=6, do_sample=False)
         assert torch.equal(found.cpu(), expected)
         assert djinn.stats()["bytes_sent"] - before < local.num_parameters() * 4 / 4
+    before = djinn.stats()["bytes_sent"]
+    lower, expected = (GPT2LMHeadModel.from_pretrained(tmp_path / "mine", dtype=torch.bfloat16, device_map=place).eval()
+                       for place in ("remote_accelerator:0", "cpu"))
+    assert lower.lm_head.weight is lower.transformer.wte.weight
+    assert lower.dtype is torch.bfloat16
+    assert torch.equal(lower(prompt.to("remote_accelerator:0")).logits.cpu(), expected(prompt).logits)
+    trained = [adapted(model, prompt.to(model.device)) for model in (remote, local)]
+    for name, weight in trained[0].items():
+        assert torch.equal(weight.cpu(), trained[1][name]), name
+    assert djinn.stats()["bytes_sent"] - before < local.num_parameters() * 4 / 4
+    for name, weight in djinn.models.load("gpt").items():
+        assert torch.equal(weight.cpu(), local.state_dict()[name]), "stored weights stay when a program has trained"
     djinn.shutdown()
+
+
+class Adapter(torch.nn.Module):
+    """A low-rank change of a layer, which is not trained itself."""
+
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        first, last = layer.weight.shape
+        self.down = torch.nn.Parameter(torch.full((first, 2), 0.01, device=layer.weight.device))
+        self.up = torch.nn.Parameter(torch.zeros(2, last, device=layer.weight.device))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + x @ self.down @ self.up
+
+
+def adapted(model: Any, prompt: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Train adapters of a model whose other weights are frozen; return those of the adapters, and the logits."""
+    model.requires_grad_(False)
+    for block in model.transformer.h:
+        block.attn.c_attn = Adapter(block.attn.c_attn)
+    own = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    optimizer = torch.optim.SGD(own.values(), 0.5)
+    for _ in range(2):
+        model(prompt, labels=prompt).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    result = {name: weight.detach() for name, weight in own.items()} | {"logits": model(prompt).logits.detach()}
+    for block in model.transformer.h:
+        block.attn.c_attn = block.attn.c_attn.layer
+    return result
 
 
 def test_a_server_without_models_says_so(session: Any) -> None:

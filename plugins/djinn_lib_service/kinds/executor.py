@@ -235,6 +235,18 @@ class ExecutorFactory(Protocol):
 
 
 @runtime_checkable
+class SupportsOwnDevice(Protocol):
+    """Optional method of an `ExecutorFactory` whose devices can be hidden from a process."""
+
+    def alone(self, device: str) -> tuple[Mapping[str, str], str]:
+        """Let a new process see one of the devices only.
+
+        Returns:
+            Environment variables of the process, and the name that the device has there.
+        """
+
+
+@runtime_checkable
 class SupportsSharing(Protocol):
     """Optional methods of an `Executor` that avoid copies where memory can be shared."""
 
@@ -300,6 +312,32 @@ class SupportsSettling(Protocol):
 
     def settle(self) -> None:
         """Wait until the device has finished all work submitted so far.
+
+        Concurrency:
+            Any thread.
+        """
+
+
+class DeviceMark(Protocol):
+    """A point in the work of a device, between two submissions; as much of `torch.cuda.Event` as is needed.
+
+    Raises:
+        RuntimeError: Each method does if the device is lost.
+    """
+
+    def query(self) -> bool:
+        """Whether the device has reached it."""
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return the milliseconds from this point to a later one of the same device, which was reached."""
+
+
+@runtime_checkable
+class SupportsDeviceMarks(Protocol):
+    """Optional method of an `Executor` whose programs return before the device has computed them."""
+
+    def mark(self) -> DeviceMark:
+        """Mark the point behind all work submitted so far.
 
         Concurrency:
             Any thread.

@@ -41,6 +41,10 @@ def assigned(value: Callable[..., Any], dtype: torch.dtype | None = None) -> Cal
     return assign
 
 
+def checked_rows(*components: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_csr_tensor(*components, (2, 2), check_invariants=True)
+
+
 def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x[:4], x[2:]
 
@@ -78,6 +82,15 @@ MISTAKES = (
     Mistake("assigned by bytes of another shape", lambda on: on(3).__setitem__(on(3) > 9, on(1)),
             lambda on: on(3).__setitem__((on(4) > 9).to(torch.uint8), on(2))),
     Mistake("bucketize", lambda on: torch.bucketize(on(3), on(3)), lambda on: torch.bucketize(on(3), on(3, 3))),
+    *(Mistake(f"searchsorted {name}", lambda on: torch.searchsorted(on(3), on(2, 3)), wrong) for name, wrong in (
+        ("of other rows", lambda on: torch.searchsorted(on(2, 3), on(3, 3))),
+        ("of a number in rows", lambda on: torch.searchsorted(on(2, 3), 1.0)),
+        ("to a dtype", lambda on: torch.searchsorted(on(3), on(3), out=on([1, 2, 3]), out_int32=True)),
+        ("from a side", lambda on: torch.searchsorted(on(3), on(3), side="bad")),
+        ("from two sides", lambda on: torch.searchsorted(on(3), on(3), side="left", right=True)),
+        ("with a short sorter", lambda on: torch.searchsorted(on(3), on(3), sorter=on([1, 0]))),
+        ("with a real sorter", lambda on: torch.searchsorted(on(3), on(3), sorter=on(3))))),
+    Mistake("argmax of too many dimensions", lambda on: on(*[1] * 64).argmax(0), lambda on: on(*[1] * 65).argmax(0)),
     Mistake("alpha", lambda on: on(3).add(on(3), alpha=1), lambda on: on(3).add(on(3), alpha=True)),
     Mistake("alpha of integers", lambda on: on([1]).add(on([1]), alpha=2), lambda on: on([1]).sub(on([1]), alpha=1.5)),
     Mistake("alpha in place", lambda on: on(3).add_(1.5, alpha=1.5), lambda on: on(3).add_(1, alpha=True)),

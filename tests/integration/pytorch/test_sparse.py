@@ -102,6 +102,26 @@ def arithmetic(device: str) -> Any:
         torch.sparse.sum(sparse), torch.sparse.sum(sparse, [0, 1]), sparse.sum(), unique.norm()]
 
 
+def made_like(device: str) -> Any:
+    """Constructors that tell no size or no elements, and tensors made like others."""
+    sparse, csr = coo(device), matrix(device).to_sparse_csr()
+    pointers, places = torch.tensor([0, 1, 3], device=device), torch.tensor([1, 0, 2], device=device)
+    unsized = [torch.sparse_compressed_tensor(pointers, places, torch.ones(size, device=device), layout=layout)
+               for layout, size in ((torch.sparse_csr, 3), (torch.sparse_csc, (3, 2)), (torch.sparse_bsr, (3, 2, 1)),
+                                    (torch.sparse_bsc, (3, 2, 1)))]
+    torch.manual_seed(0)
+    like = [torch.empty_like(csr)._nnz(), torch.zeros_like(sparse, layout=torch.strided),
+            torch.empty_like(sparse, layout=torch.strided).shape]
+    return [*(parts(made) for made in (
+        *unsized, torch.sparse_coo_tensor((2, 3), device=device), sparse.new_zeros((3, 3)), sparse.new_empty((2, 2)),
+        torch.zeros_like(csr), torch.zeros_like(sparse),
+        torch.zeros(3, 3, layout=torch.sparse_csr, device=device), torch.ones_like(csr), torch.full_like(csr, 2.5),
+        torch.randn_like(csr), (sparse * 1j).conj_physical(),
+        torch.sum(sparse, 0), sparse.int().sum(1, keepdim=True), sparse.sum(0, dtype=torch.float64))), *like,
+        sparse.sum((0, 1)), outcome(lambda: torch.zeros_like(sparse, memory_format=torch.preserve_format)),
+        outcome(csr.ccol_indices), outcome(sparse.crow_indices)]
+
+
 def writes(device: str) -> Any:
     """A write keeps the dtype of what it writes, and is refused where eager refuses it."""
     def tried(dtype: torch.dtype, other: torch.dtype, write: Any, *, is_dense: bool = False) -> Any:
@@ -157,7 +177,7 @@ def refusals(device: str) -> Any:
         lambda: sparse + torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (5, 5), device=device))]
 
 
-@programs(constructors, conversions, products, arithmetic, writes, rows, gradients, texts)
+@programs(constructors, made_like, conversions, products, arithmetic, writes, rows, gradients, texts)
 def test_sparse_tensors_do_what_they_do_in_eager(program: Program) -> None:
     assert_same(program)
 

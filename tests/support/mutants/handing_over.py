@@ -132,7 +132,7 @@ MUTANTS = (
     mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
            "self._values.pop(number, None)", "pass"),
     mutant("known-by-a-view-only", "session.known_exact", "djinn_known_values.values:KnownValues.compute",
-           "slot.storage", "slot.number"),
+           "slot.storage, call", "slot.number, call"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
            "self._seen = self.nodes_taken + len(nodes)", "self._seen = self.nodes_taken + len(nodes) + 1"),
     mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
@@ -170,7 +170,7 @@ MUTANTS = (
            "content.tensor", within=_SHORT),
     # Failures.
     mutant("exception-of-another-type", "session.samples_refused", "djinn_lib_service.failures:name_of",
-           "return kind.__name__", "return 'RuntimeError'", within="diagonal unbind"),
+           "_NAMES[kind]", "'RuntimeError'", within="diagonal unbind"),
     mutant("error-swallowed-at-a-wait", "session.programs_equal",
            "djinn.session.single_backend:SingleBackend._raise_failure",
            "raise self._exception(*failures)", "return",

@@ -164,7 +164,7 @@ class Feeder:
         self.end()
         self._store = ContentStore(2**24)
         gc.collect()
-        return_memory()
+        return_memory(self._executor)
         return resident_bytes()
 
     def feed(self, mutated: Mutated) -> None:

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
+from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import MemoryPattern, SemanticMetadata
 from djinn_lib_schedule.costs import CostModel, CostWeights, waiting_s
 from djinn_lib_schedule.fitting import Measured, MeasuredCall, fit
@@ -226,3 +227,18 @@ def test_weights_decide_whether_work_waits_for_others() -> None:
     for weights in (CostWeights(alpha=0.0), CostWeights(beta=-1.0)):
         with pytest.raises(ValueError, match="alpha is above zero"):
             djinn.schedule(graph, "latency", devices, weights)
+
+
+def test_a_hint_of_a_pattern_keeps_its_nodes_together() -> None:
+    graph, devices = two_products(256), [DeviceInfo("a"), DeviceInfo("b")]
+    products = tuple(node.id for node in graph.nodes() if node.operation in {"aten::mm", "aten::matmul"})
+    assert len(products) == 8
+    first = next(node for node in graph.nodes() if node.id == products[0])
+
+    def used(hints: dict[str, Any]) -> set[str]:
+        match = PatternMatch("pair", products, hints=hints, values={"source": first.inputs[0]})
+        return set(djinn.schedule(djinn.annotate_graph(graph, [match]), "latency", devices).devices.values())
+
+    assert used({}) == used({"colocate": False}) == {"a", "b"}
+    for hint in (True, "source", "no value of it"):
+        assert len(used({"colocate": hint})) == 1

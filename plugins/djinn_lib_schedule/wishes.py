@@ -1,0 +1,52 @@
+"""Values that one layer of a session would like to have, if another layer waits for an answer in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+
+from djinn.ir.tape import Tape
+from djinn.ir.value import Slot
+
+__all__ = ("Wishes", "wishes_of")
+
+
+@attrs.define(eq=False)
+class Wishes:
+    """What should come with the next answer.
+
+    Attributes:
+        slots: The values; those that the request's own value is computed of, so that they cannot fail alone.
+        values: They, in the same order, if they came.
+        freed: Numbers of values that were freed since they were last looked at, if anybody looks.
+
+    Concurrency:
+        The holder of the session's lock.
+    """
+
+    slots: list[Slot] = attrs.field(factory=list)
+    values: Sequence[Any] = ()
+    freed: list[int] | None = None
+
+    def died(self, number: int) -> None:
+        """Note that a value is freed, which nobody must ask for any more."""
+        if self.freed is not None:
+            self.freed.append(number)
+            if self.slots:
+                self.slots = [slot for slot in self.slots if slot.number != number]
+
+    def take_freed(self) -> list[int]:
+        """Return the values that were freed since the last time."""
+        freed, self.freed = self.freed or [], []
+        return freed
+
+
+_wishes: WeakKeyDictionary[Tape, Wishes] = WeakKeyDictionary()
+
+
+def wishes_of(tape: Tape) -> Wishes:
+    """Return the wishes of a session, which its tape identifies."""
+    return _wishes.setdefault(tape, Wishes())

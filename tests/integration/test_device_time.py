@@ -1,0 +1,93 @@
+"""A device that computes asynchronously: its time counts, not the time that it takes to submit work to it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.servers.serving import Serving
+
+import djinn
+from djinn.errors import ProgramTimeoutError
+
+D = "remote_accelerator:0"
+PATIENT = """
+import time
+import djinn.plugins
+import torch
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_torch.calls import bind
+from djinn_lib_torch.executor import TorchProgram
+
+class Point:
+    def __init__(self, at_s):
+        self.at_s = at_s
+
+    def query(self):
+        return time.monotonic() >= self.at_s
+
+    def elapsed_time(self, later):
+        return (later.at_s - self.at_s) * 1e3
+
+class PatientProgram(TorchProgram):
+    queue = None
+
+    def run_without(self, *args, **kwargs):
+        outputs = super().run_without(*args, **kwargs)
+        for value in outputs:
+            if isinstance(value, torch.Tensor) and value.numel() == 1 and value.item() > 10:
+                self.queue.submit(value.item())
+        return outputs
+
+class Patient(CpuExecutor):
+    ready_s = 0.0
+
+    def compile_checked(self, program, checks):
+        made = PatientProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made.queue = self
+        return made
+
+    def submit(self, seconds):
+        self.ready_s = max(self.ready_s, time.monotonic()) + seconds
+
+    def mark(self):
+        return Point(max(self.ready_s, time.monotonic()))
+
+    def get(self, value):
+        time.sleep(max(0.0, self.ready_s - time.monotonic()))
+        return super().get(value)
+
+    lend = get
+
+class Factory:
+    name = "patient"
+
+    def devices(self):
+        return ["cpu"]
+
+    def open(self, device):
+        return Patient()
+
+djinn.plugins.register(Factory(), "executor")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="djinn serve needs what Linux has")
+def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", "--plugins", "executor=patient", "--max-run-s", "1", prelude=PATIENT) as server:
+        [worker] = server.workers
+        djinn.init(server=server.address)
+        short = torch.full((1,), 0.5, device=D)
+        assert (short + 0.25).cpu().item() == 0.75
+        with pytest.raises(ProgramTimeoutError, match="ran for longer than 1 s"):
+            (short + 599.5).cpu()
+        # Its device computes on, so the worker is ended, too.
+        until = time.monotonic() + 60
+        while worker in server.workers and time.monotonic() < until:
+            time.sleep(0.05)
+        djinn.init(server=server.address)
+        assert (torch.full((1,), 0.5, device=D) + 0.25).cpu().item() == 0.75
+        djinn.shutdown()

@@ -1,0 +1,175 @@
+"""A device that computes asynchronously: whose time it is, and who is charged for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import attrs
+import pytest
+from djinn_lib_server.kinds.metrics import Counts
+from djinn_server import device_clock
+from djinn_server.board import Board, mark_of
+from djinn_server.run_queue import RunQueue, SessionSlot
+
+from djinn.wire.messages import Batch, Run
+
+RUN = Run(1, (), [], ())
+NAMES = ("a" * 32, "b" * 32)
+
+
+class Device:
+    """Works on what is submitted, one after another, as its own clock goes on."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.ready_s = 0.0
+        self.is_lost = False
+
+    def submit(self, seconds: float) -> None:
+        self.ready_s = max(self.ready_s, self.now_s) + seconds
+
+    def mark(self) -> Mark:
+        self.check()
+        self.ready_s = max(self.ready_s, self.now_s)
+        return Mark(self, self.ready_s)
+
+    def check(self) -> None:
+        if self.is_lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@attrs.frozen
+class Mark:
+    device: Device
+    at_s: float
+
+    def query(self) -> bool:
+        self.device.check()
+        return self.device.now_s >= self.at_s
+
+    def elapsed_time(self, later: Mark) -> float:
+        return (later.at_s - self.at_s) * 1e3
+
+
+class Bench:
+    """A line on such a device, with two sessions."""
+
+    def __init__(self) -> None:
+        self.device = Device()
+        self.board, descriptor = Board.create()
+        os.close(descriptor)
+        self.line = RunQueue(board=self.board, mark=self.device.mark)
+        self.places = [self.line.open() for _ in NAMES]
+        for place, name in zip(self.places, NAMES, strict=True):
+            place.mark = mark_of(name, bytes(32), "")
+
+    def run(self, place: SessionSlot, device_s: float) -> None:
+        place.received(Batch([RUN]))
+        place.begin()
+        self.device.submit(device_s)
+        place.end()
+        place.carried_out()
+
+    def pass_until(self, now_s: float) -> None:
+        self.device.now_s = now_s
+        self.line.look()
+
+    @property
+    def computed(self) -> str:
+        running = self.board.read()
+        return "" if running is None else running.session
+
+    @property
+    def used_s(self) -> float:
+        return self.line.counts(Counts()).device_ns / 1e9
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    # The thread of the line looks at the same device, whose clock stands still meanwhile; it only looks more rarely.
+    monkeypatch.setattr(device_clock, "LOOK_S", 0.05)
+    made = Bench()
+    yield made
+    made.line.close()
+
+
+def test_sessions_are_charged_for_what_the_device_computes(bench: Bench) -> None:
+    huge, small = bench.places
+    bench.run(huge, 10.0)
+    bench.run(small, 0.5)
+    assert bench.used_s < 1, "submitting takes no time"
+    bench.pass_until(9.9)
+    assert bench.used_s < 1
+    bench.pass_until(10.0)
+    assert bench.used_s == pytest.approx(10.0, abs=0.5)
+    bench.pass_until(10.5)
+    assert bench.used_s == pytest.approx(10.5, abs=1e-3)
+    assert huge.finish == pytest.approx(10.0, abs=0.1)
+    assert small.finish == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_next_program_is_that_of_whoever_has_used_the_device_less(bench: Bench) -> None:
+    huge, small = bench.places
+    bench.run(huge, 10.0)
+    bench.run(small, 0.5)
+    bench.pass_until(10.5)
+    holder = bench.line.open()
+    holder.received(Batch([RUN]))
+    holder.begin()
+    said: list[str] = []
+
+    def work(place: SessionSlot, name: str) -> None:
+        place.received(Batch([RUN]))
+        place.begin()
+        said.append(name)
+        place.end()
+
+    threads = []
+    for count, (place, name) in enumerate(((huge, "huge"), (small, "small")), 1):
+        threads.append(threading.Thread(target=work, args=(place, name)))
+        threads[-1].start()
+        while bench.line.queued < 1 + count or len(holder.kind.waiting) < count:
+            pass
+    holder.end()
+    for thread in threads:
+        thread.join(10)
+    assert said == ["small", "huge"]
+
+
+def test_the_board_shows_what_the_device_computes_until_it_has_finished(bench: Bench) -> None:
+    first, second = bench.places
+    bench.run(first, 3.0)
+    bench.run(second, 2.0)
+    assert bench.computed == NAMES[0]
+    bench.pass_until(2.9)
+    assert bench.computed == NAMES[0]
+    bench.pass_until(3.0)
+    assert bench.computed == NAMES[1]
+    bench.pass_until(5.0)
+    assert bench.computed == ""
+
+
+def test_a_session_runs_as_long_as_its_kernels_do(bench: Bench) -> None:
+    first, second = bench.places
+    bench.run(first, 3.0)
+    bench.run(second, 1.0)
+    running = bench.board.read()
+    assert running is not None
+    assert running.age_s < 5
+    later = running.began_ns / 1e9 + 100
+    assert first.running_s(later) == pytest.approx(100, abs=0.01)
+    assert second.running_s(later) == 0
+    bench.pass_until(4.0)
+    assert first.running_s(later) == second.running_s(later) == 0
+
+
+def test_a_device_that_is_lost_is_not_waited_for(bench: Bench) -> None:
+    first, second = bench.places
+    bench.run(first, 3.0)
+    bench.device.is_lost = True
+    bench.pass_until(1.0)
+    assert bench.computed == ""
+    bench.run(second, 1.0)
+    assert bench.computed == ""
