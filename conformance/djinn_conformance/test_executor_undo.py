@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from djinn_lib_service.kinds import Executor
-from djinn_lib_service.kinds.undo import SupportsUndo, Undo
+from djinn_lib_service.kinds.executor import SupportsUndo, Undo
 from hypothesis import example, given
 
 from djinn.wire.messages import Poisoned

@@ -21,8 +21,9 @@ from djinn_lib_service.kinds.executor import (
     SupportsEffectReport,
     SupportsSkippedSteps,
     SupportsSpeculation,
+    SupportsUndo,
+    Undo,
 )
-from djinn_lib_service.kinds.undo import SupportsUndo, Undo
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues

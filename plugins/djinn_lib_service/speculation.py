@@ -22,7 +22,7 @@ from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
 from djinn_lib_service.delta import PredictedRuns, RunPredictor
 from djinn_lib_service.kinds import RandomState
-from djinn_lib_service.kinds.undo import Undo
+from djinn_lib_service.kinds.executor import Undo
 
 CONFIDENT = 3
 """How many times in a row one program must have followed another, as predicted, before it runs ahead."""

@@ -209,14 +209,14 @@ class TorchProgram:
         return len(numbers) == self._numbers and (not self._writes or self._writes_only_inside)
 
     def can_undo(self, numbers: Sequence[Any]) -> bool:
-        """Whether writes can be undone; see `djinn_lib_service.kinds.undo.SupportsUndo`."""
+        """Whether writes can be undone; see `djinn_lib_service.kinds.executor.SupportsUndo`."""
         return self.keeps_overwritten and len(numbers) == self._numbers and not self.effects.changes_storages
 
     def run_with_undo(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
         report: Report, limit_bytes: int,
     ) -> tuple[list[Any], Overwritten]:
-        """Run once, and keep what is overwritten; see `djinn_lib_service.kinds.undo.SupportsUndo`."""
+        """Run once, and keep what is overwritten; see `djinn_lib_service.kinds.executor.SupportsUndo`."""
         with self._lock:
             if self._undoable is None:
                 journal = WriteJournal()

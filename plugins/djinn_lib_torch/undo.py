@@ -23,7 +23,7 @@ _BY_INDEX = frozenset(("aten::index_copy_", "aten::index_add_", "aten::index_fil
 
 
 class Overwritten:
-    """What one run has overwritten; see `djinn_lib_service.kinds.undo.Undo`.
+    """What one run has overwritten; see `djinn_lib_service.kinds.executor.Undo`.
 
     Args:
         storages: The storages whose elements are kept, by address.
