@@ -16,7 +16,7 @@ from djinn_lib_cluster.kinds import ClusterSpec, Engine, ProgramReport
 
 from djinn.errors import ConfigurationError
 from djinn_engine_local.keeper import KEPT, OTHER_KEEPER
-from djinn_engine_local.records import KeeperRecord, Records, end_group, is_running
+from djinn_engine_local.records import APART_S, KeeperRecord, Records, end_group, is_running
 
 __all__ = ("LocalEngine", "LocalEngines")
 
@@ -105,7 +105,8 @@ class LocalEngine:
                 return
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pid, number)
-            deadline = time.monotonic() + patience_s
+            # Two signals at the same time can be one for the system.
+            deadline = time.monotonic() + max(patience_s, APART_S)
             while is_running(keeper.pid, keeper.born) and time.monotonic() < deadline:
                 time.sleep(TICK_S)
                 with contextlib.suppress(ChildProcessError):

@@ -15,9 +15,11 @@ from pathlib import Path
 import msgspec
 from djinn_lib_cluster.kinds import ProgramReport, ProgramState
 
-__all__ = ("KeeperRecord", "ProgramRecord", "Records", "born", "end_group", "has_group", "is_running")
+__all__ = ("APART_S", "KeeperRecord", "ProgramRecord", "Records", "born", "end_group", "has_group", "is_running")
 
 TICK_S = 0.05
+APART_S = 0.3
+"""Shortest time between two signals to a process."""
 MAX_LOG_BYTES = 32 * 2**20
 """Size of a log beyond which its older half is dropped."""
 
@@ -190,7 +192,7 @@ def end_group(record: ProgramRecord, drain_s: float) -> None:
                 os.killpg(record.pid, number)
             else:
                 os.kill(record.pid, number)
-        for _ in _ticks(patience_s):
+        for _ in _ticks(max(patience_s, APART_S)):
             if not is_running(record.pid, record.born):
                 return
 

@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import time
+import warnings
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ("list", "load", "load_file", "made", "stored_files", "tensors_of")
 
 _CHUNK_BYTES = 2**23
-_PIECE_BYTES = 2**22
+_PIECE_BYTES = 2**24
 """Of a file that is sent."""
 _log = logging.getLogger("djinn.models")
 _Answer = TypeVar("_Answer", StoreAnswer, KeepReply)
@@ -120,7 +121,9 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
     """Send a file that the server keeps, unless another client does; return whether it is there."""
     writer, size_bytes, position = secrets.token_hex(8), file.stat().st_size, 0
     piece = torch.empty(0, dtype=torch.uint8)
-    with file.open("rb", buffering=0) as opened:
+    with file.open("rb", buffering=0) as opened, warnings.catch_warnings():
+        # It waits for each piece, which is no fault of the program.
+        warnings.filterwarnings("ignore", "This line has waited")
         while True:
             answer = stored_operators().keep(piece.to(like.device), digest, writer, position, size_bytes).cpu()
             reply = _decoded(answer, KeepReply)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_engine_local.engine import LocalEngines
+from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from support.models.gpt2 import PROMPT, generated, gpt2
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of, workers_of
@@ -21,6 +24,16 @@ from transformers.generation import BaseStreamer
 import djinn
 
 TIMEOUT_S = 120.0
+DRAINS = """
+import os, pathlib, signal, sys
+def heed(*_):
+    signal.signal(signal.SIGTERM, lambda *_: (folder.joinpath("ended").write_text("at the second"), os._exit(0)))
+folder = pathlib.Path(os.environ["DJINN_SAMPLE"])
+signal.signal(signal.SIGTERM, heed)
+print("serving here", flush=True)
+while True:
+    signal.pause()
+"""
 TOKENS = 12
 MODEL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 20000, "n_positions": 64}
 SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1")
@@ -145,6 +158,22 @@ def test_servers_end_with_the_process_that_keeps_them(clusters: Clusters) -> Non
     assert clusters.programs() == []
     assert clusters.run("cluster", "down", "--name", "lab").returncode == 0
     assert list(clusters.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("loses_keeper", [False, True])
+def test_programs_with_clients_that_do_not_finish_end_at_the_second_signal(loses_keeper: bool, tmp_path: Path) -> None:
+    engine = LocalEngines().open(tmp_path)
+    program = EngineProgram("server-0", (sys.executable, "-S", "-c", DRAINS), {"DJINN_SAMPLE": str(tmp_path)})
+    engine.start(ClusterSpec("lab", (program,)))
+    for (report,) in engine.watch():
+        if report.state == "serving":
+            break
+    if loses_keeper:
+        os.kill(json.loads((tmp_path / "programs.json").read_bytes())["pid"], signal.SIGKILL)
+        wait_until(lambda: [each.state for each in engine.programs()] == ["stopping"], "its keeper is still there")
+    engine.stop(0)
+    assert has_ended(report.pid)
+    assert [(tmp_path / "ended").read_text(), engine.programs()] == ["at the second", []]
 
 
 def test_a_server_that_cannot_start_is_reported_and_nothing_stays(clusters: Clusters) -> None:

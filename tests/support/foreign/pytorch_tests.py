@@ -15,7 +15,8 @@ DEVICE = Path(__file__).with_name("pytorch_device.py")
 FILES = ("test_view_ops.py", "test_indexing.py", "test_shape_ops.py", "test_type_promotion.py",
          "test_sort_and_select.py", "test_scatter_gather_ops.py", "test_tensor_creation_ops.py", "test_reductions.py",
          "test_unary_ufuncs.py", "test_binary_ufuncs.py", "test_torch.py", "test_nn.py", "nn/test_convolution.py",
-         "nn/test_dropout.py", "nn/test_pooling.py", "test_autograd.py", "test_optim.py")
+         "nn/test_dropout.py", "nn/test_embedding.py", "nn/test_pooling.py", "test_sparse.py", "test_autograd.py",
+         "test_optim.py")
 _DEVICE_TYPES = "privateuse1,remote_accelerator"
 """PyTorch's class of tests has the second name from the first file's first class on."""
 
