@@ -170,8 +170,9 @@ def libraries(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure ratios to rivals of the same run, write docs/performance.md, and fail where one is not good enough.
 
-    With arguments for pytest (``-- -k recording``), only what they select is measured and judged, and nothing is
-    written. ``-- --accept`` publishes figures that are worse than those published before.
+    It also measures and writes the tables of docs/documents.md. With arguments for pytest (``-- -k recording``), only
+    what they select is measured and judged, and nothing is written. ``-- --accept`` publishes figures that are worse
+    than those published before.
     """
     arguments = [argument for argument in session.posargs if argument != "--accept"]
     judging = [*(["--partial"] if arguments else []), *(["--accept"] if "--accept" in session.posargs else [])]
@@ -180,7 +181,9 @@ def bench(session: nox.Session) -> None:
     measured.unlink(missing_ok=True)
     session.run("pytest", "tests/benchmarks", "-o", "python_files=bench_*.py", "--benchmark-enable", "-s",
                 "--benchmark-columns=median,rounds", f"--benchmark-json={measured}", "--timeout=1800", *arguments,
-                env={"OMP_NUM_THREADS": "1"})
+                env={"OMP_NUM_THREADS": "1", "PYTHONPATH": "tests"})
+    session.run("python", "-m", "support.reports.documents", str(measured), *judging[:bool(arguments)],
+                env={"PYTHONPATH": "tests"})
     session.run("python", "-m", "support.reports.performance", str(measured), *judging, env={"PYTHONPATH": "tests"})
 
 

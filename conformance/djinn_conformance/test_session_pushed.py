@@ -28,6 +28,8 @@ class _State:
 
     value: torch.Tensor
     weight: torch.Tensor
+    cache: torch.Tensor
+    row: torch.Tensor
     kept: list[Any] = attrs.field(factory=list)
 
 
@@ -47,6 +49,8 @@ _EVENTS: Sequence[Callable[[_State], object]] = (
     lambda state: torch.manual_seed(3) is None,
     lambda state: torch.rand(3, device=state.value.device).tolist(), _fail,
     lambda state: setattr(state, "weight", state.weight.clone()), lambda state: state.value.detach().zero_() is None,
+    lambda state: state.cache.tolist(), lambda state: state.cache.clone().sum().item(),
+    lambda state: state.cache[1].add_(1.0) is None, lambda state: state.row.fill_(2) is None,
 )
 
 
@@ -60,18 +64,19 @@ _ANEW: Sequence[Callable[[_State], object]] = (
 
 @law("session.pushed_is_asked")
 def test_pushed_is_asked(subject: Subject, session: Session) -> None:
-    """Draw loops, some with random numbers, some that begin anew, and let some of their rounds be different."""
+    """Draw loops, some with random numbers or a cache, some that begin anew; let some of their rounds be different."""
     before = session.stats()["answered_early"]
     for seed in range(_LOOPS):
         plan = random.Random(seed)
         draws, reads = plan.random() < 0.5, plan.randint(1, 3)
+        writes = plan.random() < 0.5
         events = {plan.randrange(6, _ROUNDS): plan.choice(_EVENTS) for _ in range(plan.randint(0, 3))}
         if plan.random() < 0.5:
             # The loop begins anew, again and again.
             events.update(dict.fromkeys(range(5, _ROUNDS, 6), plan.choice(_ANEW)))
         pauses_s = [plan.choice(_PAUSES_S) for _ in range(_ROUNDS)]
-        wanted = _run(_CPU, draws=draws, reads=reads, events=events, pauses_s=[0.0] * _ROUNDS)
-        got = _run(session.device, draws=draws, reads=reads, events=events, pauses_s=pauses_s)
+        wanted = _run(_CPU, draws=draws, writes=writes, reads=reads, events=events, pauses_s=[0.0] * _ROUNDS)
+        got = _run(session.device, draws=draws, writes=writes, reads=reads, events=events, pauses_s=pauses_s)
         for count, (mine, ours) in enumerate(zip(got, wanted, strict=True)):
             expect(mine == ours, f"value {count}", got=mine, wanted=repr(ours), where=f"{subject}: loop {seed}")
     count = session.stats()["answered_early"] - before
@@ -79,15 +84,20 @@ def test_pushed_is_asked(subject: Subject, session: Session) -> None:
            where=str(subject))
 
 
-def _run(device: torch.device, *, draws: bool, reads: int, events: dict[int, Callable[[_State], object]],
-         pauses_s: Sequence[float]) -> list[object]:
+def _run(device: torch.device, *, draws: bool, writes: bool, reads: int,
+         events: dict[int, Callable[[_State], object]], pauses_s: Sequence[float]) -> list[object]:
     torch.manual_seed(7)
-    state = _State(torch.arange(4.0).to(device), torch.linspace(-1.0, 1.0, 4).to(device))
+    state = _State(torch.arange(4.0).to(device), torch.linspace(-1.0, 1.0, 4).to(device),
+                   torch.zeros(5, 4).to(device), torch.zeros(1, dtype=torch.long).to(device))
     seen: list[object] = []
     for count in range(_ROUNDS):
         state.value = state.value * 0.5 + state.weight
         if draws:
             state.value = state.value + torch.rand_like(state.value)
+        if writes:
+            state.cache.index_copy_(0, state.row, state.value[None])
+            state.row.add_(1).remainder_(5)
+            state.value = state.value + state.cache.sum(0) * 0.125
         seen.extend(state.value[read].item() for read in range(reads))
         if count in events:
             seen.append(events[count](state))

@@ -245,7 +245,7 @@ class EarlyAnswers:
             return False
         batch = Batch([RunDelta(program) for program in programs], fetch=tuple([handle for handle, _ in found]),
                       phase=phase)
-        values = self._values(found)
+        values = self._values(found, end)
         if values is None:
             return False
         items, tensors = values
@@ -256,13 +256,17 @@ class EarlyAnswers:
         self._ahead.pinned = end
         return True
 
-    def _values(self, found: Sequence[tuple[int, Any]]) -> tuple[list[Item], list[torch.Tensor]] | None:
-        """Return values in the form of an answer; ``None`` if one is too large, or there is none."""
+    def _values(self, found: Sequence[tuple[int, Any]], end: int) -> tuple[list[Item], list[torch.Tensor]] | None:
+        """Return values, as they are after ``end`` runs ahead, in the form of an answer.
+
+        Returns:
+            ``None`` if there is none, if one is too large, or if it was written by a later run.
+        """
         items: list[Item] = []
         tensors: list[torch.Tensor] = []
         for handle, ahead in found:
             value = self._value_of(handle) if ahead is None else ahead
-            if value is None or isinstance(value, Poisoned):
+            if value is None or isinstance(value, Poisoned) or self._ahead.is_written_after(value, end):
                 return None
             if isinstance(value, torch.Tensor):
                 if value.nbytes > MAX_VALUE_BYTES:

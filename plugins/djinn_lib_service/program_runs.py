@@ -15,11 +15,14 @@ from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.kernel_warnings import KernelWarnings, collected
 from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import (
+    Report,
     SpareRoom,
     SupportsDrawingAhead,
     SupportsEffectReport,
     SupportsSkippedSteps,
     SupportsSpeculation,
+    SupportsUndo,
+    Undo,
 )
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
@@ -46,8 +49,10 @@ class ProgramRuns:
         warnings: Keeps the warnings that kernels give.
         turns: Decides when programs may run; ``None`` for any time.
         spare: Room for values that grow; ``None`` if there is none.
+        undoes: Whether programs that write to values may run ahead.
 
     Attributes:
+        lent: Addresses of memory that the last answer shares: it is not written before the next batch.
         skipped: Programs skipped because their batch was cancelled.
 
     Concurrency:
@@ -57,8 +62,10 @@ class ProgramRuns:
     def __init__(
         self, programs: DefinedPrograms, values: SessionValues, memory: SessionMemory, random: RandomState,
         failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, warnings: KernelWarnings,
-        turns: Turns | None, spare: SpareRoom | None = None,
+        turns: Turns | None, spare: SpareRoom | None = None, *, undoes: bool = False,
     ) -> None:
+        self._undoes = undoes
+        self.lent: set[int] = set()
         self._spare = spare
         self._programs = programs
         self._values = values
@@ -81,6 +88,9 @@ class ProgramRuns:
 
     def run(self, command: Run | RunDelta) -> None:
         """Run a program, and add its results to the values."""
+        is_stopped = bool(self._stop)
+        if is_stopped:
+            self._ahead.drop()
         outputs = self._ahead.asked(command)
         try:
             run = self._predictor.complete(command)
@@ -90,7 +100,7 @@ class ProgramRuns:
         self._ahead.requested(run)
         known, before = self._programs.get(run.program), self._failures.count
         try:
-            if self._stop:
+            if is_stopped:
                 outputs = self._skipped(run)
             elif outputs is None:
                 outputs = self._computed(known, run)
@@ -174,7 +184,6 @@ class ProgramRuns:
 
     def _skipped(self, run: Run) -> list[Any]:
         """Return the outputs of a cancelled run."""
-        self._ahead.drop()
         self.skipped += 1
         poison = self._reason()
         known = self._programs.get(run.program)
@@ -199,12 +208,13 @@ class ProgramRuns:
         known = self._programs.get(run.program)
         program = None if known is None else known.program
         numbers = messages.from_wire(run.numbers)
+        if known is None or not isinstance(program, SupportsSpeculation):
+            return None
         draws = isinstance(program, SupportsDrawingAhead) and not program.is_pure(numbers) and (
             program.only_draws(numbers))
+        writes = not (draws or program.is_pure(numbers))
         if (
-            known is None
-            or not isinstance(program, SupportsSpeculation)
-            or not (program.is_pure(numbers) or draws)
+            (writes and not self._can_undo(program, inputs, numbers))
             or any(isinstance(value, Poisoned) for value in inputs)
             or GENERATOR_HANDLE in run.outputs
             or len(run.inputs) != known.definition.body.inputs
@@ -215,24 +225,50 @@ class ProgramRuns:
         self._make_ready(known, run, inputs)
         if known.checked is not None and known.checked.refused(inputs, numbers):
             return None
+        if writes and self._table.shared_bytes:
+            self._note_writes(known, run)
         failures, outputs = list[BaseException](), list[Any]()
         given: Mapping[Warned, int] = {}
-        state = self._random.get() if draws else None
+        state = self._random.get() if draws or writes else None
+        undos: list[Undo] = []
 
         def report(_: int, error: BaseException) -> Poisoned:
             failures.append(error)
             return Poisoned(0)
 
+        def execute() -> list[Any]:
+            if isinstance(program, SupportsUndo) and writes:
+                return self._executed_with_undo(program, inputs, numbers, report, undos)
+            return known.run(self._stop, inputs, numbers, self._random, report)
+
         try:
-            outputs, given = collected(
-                lambda: self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report)))
+            outputs, given = collected(lambda: self._in_turn(execute))
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
         if not (failures or given):
-            return RunAhead(run, outputs, state)
+            return RunAhead(run, outputs, state, undos[0] if undos else None)
+        for undo in undos:
+            undo.restore()
         if state is not None:
             self._random.set(state)
         return None
+
+    def _executed_with_undo(
+        self, program: SupportsUndo, inputs: list[Any], numbers: Sequence[Any], report: Report, undos: list[Undo]
+    ) -> list[Any]:
+        """Run a program that writes; append what it has overwritten to ``undos``."""
+        outputs, undo = program.run_with_undo(
+            self._stop, inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
+        undos.append(undo)
+        return outputs
+
+    def _can_undo(self, program: Any, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
+        """Whether a run may write to values before it is requested: none of them is being sent."""
+        if not (self._undoes and isinstance(program, SupportsUndo) and program.can_undo(numbers)):
+            return False
+        written = [value for position, value in enumerate(inputs) if position in program.effects.written]
+        return not any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.lent
+                       for value in written)
 
 
 def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:

@@ -89,10 +89,12 @@ class SessionService:
         # With a limit, storages are moved and computed again one by one, so each holds one value and no more.
         spare = executor.spare_room() if manager is None and isinstance(executor, SupportsGrowth) else None
         self._values = SessionValues(executor, self.memory, random, self._failures, travels=travels,
-                                     contents=contents, allowance=allowance, spare=spare)
+                                     contents=contents, allowance=allowance, spare=spare,
+                                     about_to_read=self.ahead.about_to_read)
         self._programs = DefinedPrograms(executor, self._failures, allowance, watch, spare)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
-                                 self._predictor, self.ahead, self._run_time, self._warnings, turns, spare)
+                                 self._predictor, self.ahead, self._run_time, self._warnings, turns, spare,
+                                 undoes=manager is None)
         self._peers = PeerValues(post, self._values, self.memory, random, self._failures)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())
@@ -168,6 +170,9 @@ class SessionService:
             The answer (to be sent only if the batch wants one) and its tensors.
         """
         given = None if self.early is None else self.early.begin(number, batch)
+        if not stop:
+            # The client may lack answers that came before a cancelled batch.
+            self._runs.lent.clear()
         self._uploads = iter(tensors)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered
@@ -241,12 +246,15 @@ class SessionService:
     def later_values(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         """Return the values that the client of an executed batch asked for without waiting, and their tensors."""
         data: list[torch.Tensor] = []
-        return Result(tuple([self._values.fetch(handle, data) for handle in batch.later]), is_later=True), data
+        items = tuple([self._values.fetch(handle, data) for handle in batch.later])
+        self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
+        return Result(items, is_later=True), data
 
     def _answer(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         data: list[torch.Tensor] = []
         items = [*(self._values.fetch(handle, data) for handle in batch.fetch),
                  *map(self._values.describe, batch.describe)]
+        self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
                         warnings=self._warnings.take())
         return (result if self._timings is None else self._timings.added_to(result)), data

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ class SessionValues:
         contents: Keeps uploads, if they should be kept.
         allowance: Limits the number of values; ``None`` for no limit.
         spare: Knows values that lie in spare room; ``None`` if there are none.
+        about_to_read: Called with each value before a command other than a run uses it.
 
     Attributes:
         adopt: Copies a tensor to the device, or takes it over; it may then be written as a value.
@@ -47,7 +48,8 @@ class SessionValues:
 
     def __init__(self, executor: Executor, memory: SessionMemory, random: RandomState, failures: Failures, *,
                  travels: bool = False, contents: Contents | None = None, allowance: Allowance | None = None,
-                 spare: SpareRoom | None = None) -> None:
+                 spare: SpareRoom | None = None, about_to_read: Callable[[Any], None] = lambda _: None) -> None:
+        self._about_to_read = about_to_read
         self._memory = memory
         self._spare = spare
         self._table = memory.values
@@ -67,6 +69,7 @@ class SessionValues:
     def value(self, handle: int) -> Any:
         """Return a value as eager lays it out; poison if there is none."""
         value = self.given(handle)
+        self._about_to_read(value)
         if self._spare is not None and self._spare.make_dense(value):
             self._table.put(handle, value)
         return value

@@ -1,11 +1,11 @@
 """Speculator: the executor's side runs the most likely next programs while it is idle.
 
 A loop requests the same programs in the same order, and earlier runs predict later ones. So the executor's side need
-not wait for the request: while the client computes, or its message is in flight, the next programs run ahead. Only pure
-programs do: they write nothing that exists already, so it cannot be observed when they ran. If they draw random
-numbers, the state of these before the run is kept, and restored if the run is dropped. Their inputs may change before
-the client requests the run; therefore all runs ahead are dropped as soon as the client requests anything other than the
-predicted run.
+not wait for the request: while the client computes, or its message is in flight, the next programs run ahead. It cannot
+be observed when they ran: if they draw random numbers, the state of these before the run is kept, and if they write to
+existing values, the elements that they overwrite; both are restored if the run is dropped. Their inputs may change
+before the client requests the run; therefore all runs ahead are dropped as soon as the client requests anything other
+than the predicted run, or reads what they have written.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
 from djinn_lib_service.delta import PredictedRuns, RunPredictor
 from djinn_lib_service.kinds import RandomState
+from djinn_lib_service.kinds.executor import Undo
 
 CONFIDENT = 3
 """How many times in a row one program must have followed another, as predicted, before it runs ahead."""
@@ -29,6 +30,8 @@ MOST_CONFIDENT = 3 * CONFIDENT
 """Repetitions beyond this do not count: then two exceptions, such as the ends of loops, do not end the confidence."""
 MAX_AHEAD = 32
 """Most runs that can be ahead. They use as much memory as the same runs would after a request."""
+MAX_UNDO_BYTES = 64 * 2**20
+"""Most bytes that are kept because runs ahead have overwritten them."""
 MAX_RECENT = 64
 """Runs that are remembered to find out which of their results is fetched."""
 
@@ -41,11 +44,13 @@ class RunAhead:
         run: The run.
         outputs: Its results.
         random: The state of the session's random numbers before it, if it drew some.
+        undo: What it has overwritten, if it wrote to values.
     """
 
     run: Run
     outputs: list[Any]
     random: torch.Tensor | None = None
+    undo: Undo | None = None
 
 
 class Speculator:
@@ -174,12 +179,30 @@ class Speculator:
         while len(self._ahead) > self.pinned:
             gone = self._ahead.pop()
             state = state if gone.random is None else gone.random
+            if gone.undo is not None:
+                gone.undo.restore()
             self.misses += 1
         if state is not None:
             self._random.set(state)
         self._forecast.clear()
         for ahead in self._ahead:
             self._forecast.follow(ahead.run)
+
+    @property
+    def undo_left_bytes(self) -> int:
+        """How many bytes may still be kept because runs ahead overwrite them."""
+        return MAX_UNDO_BYTES - sum(ahead.undo.size_bytes for ahead in self._ahead if ahead.undo is not None)
+
+    def is_written_after(self, value: Any, runs: int) -> bool:
+        """Whether a run ahead may have written to a value's memory, not counting the first ``runs``."""
+        undone = [ahead.undo for ahead in islice(self._ahead, runs, None) if ahead.undo is not None]
+        return bool(undone) and isinstance(value, torch.Tensor) and any(
+            value.untyped_storage()._cdata in undo.storages for undo in undone)
+
+    def about_to_read(self, value: Any) -> None:
+        """Drop all runs ahead if one has written to a value that the client is about to see."""
+        if self._ahead and self.is_written_after(value, 0):
+            self.drop()
 
     def freed(self, handles: Iterable[int]) -> None:
         """Drop all runs ahead if one of them may have read a freed value."""

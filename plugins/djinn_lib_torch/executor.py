@@ -28,6 +28,7 @@ from djinn_lib_torch.effects import effects_of
 from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
+from djinn_lib_torch.undo import Overwritten, WriteJournal, noting
 
 __all__ = ("TorchExecutor", "TorchProgram", "no_such_device", "probabilities_of")
 
@@ -63,7 +64,9 @@ class TorchExecutor:
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
-        return TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made = TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
+        made.keeps_overwritten = self._device.type == "cpu"
+        return made
 
     def relieve(self) -> bool:
         """Ask the callback to free memory; see `djinn_lib_service.kinds.executor.SupportsOutOfMemoryRetry`."""
@@ -132,9 +135,12 @@ class TorchProgram:
 
     Attributes:
         growth: Where values may grow into spare room.
+        keeps_overwritten: Whether writes may run ahead and be undone. A loop's next write may be beyond the end of a
+            tensor: a CPU kernel raises an error, but a GPU can compute nothing any more after that.
     """
 
     growth = Growth()
+    keeps_overwritten = False
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
@@ -149,6 +155,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
+        self._undoable: tuple[TorchProgram, WriteJournal] | None = None
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
         self._probabilities = probabilities_of(program, calls)
@@ -200,6 +207,32 @@ class TorchProgram:
     def only_draws(self, numbers: Sequence[Any]) -> bool:
         """Whether a run does nothing but draw; see `djinn_lib_service.kinds.executor.SupportsDrawingAhead`."""
         return len(numbers) == self._numbers and (not self._writes or self._writes_only_inside)
+
+    def can_undo(self, numbers: Sequence[Any]) -> bool:
+        """Whether writes can be undone; see `djinn_lib_service.kinds.executor.SupportsUndo`."""
+        return self.keeps_overwritten and len(numbers) == self._numbers and not self.effects.changes_storages
+
+    def run_with_undo(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report, limit_bytes: int,
+    ) -> tuple[list[Any], Overwritten]:
+        """Run once, and keep what is overwritten; see `djinn_lib_service.kinds.executor.SupportsUndo`."""
+        with self._lock:
+            if self._undoable is None:
+                journal = WriteJournal()
+                self._undoable = TorchProgram(
+                    self._program, noting(self._program, self._calls, journal), self._lock), journal
+            program, journal = self._undoable
+            storages = frozenset(value.untyped_storage()._cdata for position, value in enumerate(inputs)
+                                 if position in self.effects.written and isinstance(value, torch.Tensor))
+            kept = journal.kept = Overwritten(storages, limit_bytes, self._lock)
+            try:
+                return program.run_until(stop, inputs, numbers, random, report), kept
+            except BaseException:
+                kept.restore()
+                raise
+            finally:
+                journal.kept = None
 
     @cached_property
     def _writes_only_inside(self) -> bool:

@@ -318,7 +318,9 @@ class Continuations:
                     continue
                 operations = repeated(continuation, tail, self._history, self._numbers)
                 if operations is None:
-                    break
+                    # Its operands are gone, as those of a loop that has ended; the waits of another loop may follow.
+                    habit.unused(following)
+                    continue
                 visited.add(continuation.place)
                 made.append(ForeseenValue(operations, following, habit))
                 further = self._habits.get(continuation.place)

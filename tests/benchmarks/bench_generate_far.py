@@ -134,6 +134,16 @@ def test_generate_far_trips(publish: Callable[..., None], far: Callable[..., lis
     publish(max(trips.values()), trips)
 
 
+def test_generate_far_static(publish: Callable[..., None], far: Callable[..., list[Far]]) -> None:
+    [found] = far("static")
+    publish(found.cost, found.details)
+
+
+def test_generate_far_static_trips(publish: Callable[..., None], far: Callable[..., list[Far]]) -> None:
+    [found] = far("static")
+    publish(found.per_token("round_trips"), found.details)
+
+
 def test_generate_far_bytes(publish: Callable[..., None], far: Callable[..., list[Far]]) -> None:
     [found] = far("greedy")
     publish(found.per_token("bytes_sent") + found.per_token("bytes_received"), found.details)

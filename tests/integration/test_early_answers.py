@@ -20,7 +20,7 @@ import djinn
 DEVICE = "remote_accelerator:0"
 NEW = 40
 DELAY_S = 0.005
-MODES = ("greedy", "sampled", "streamed", "padded")
+MODES = ("greedy", "sampled", "streamed", "padded", "static", "static sampled")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,8 @@ def _generated(model: Any, device: str, mode: str) -> tuple[list[Any], torch.Ten
     torch.manual_seed(3)
     made: torch.Tensor = model.generate(
         input_ids=ids.to(device), attention_mask=(ids != 0).long().to(device), pad_token_id=0, eos_token_id=63,
-        min_new_tokens=NEW, max_new_tokens=NEW, do_sample=mode == "sampled", streamer=streamer)
+        min_new_tokens=NEW, max_new_tokens=NEW, do_sample="sampled" in mode, streamer=streamer,
+        cache_implementation="static" if "static" in mode else None)
     return [] if streamer is None else streamer.seen, made.cpu()
 
 

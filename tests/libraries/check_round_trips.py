@@ -27,8 +27,9 @@ def _served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("options", [
-    {"logging_steps": 500}, {"logging_steps": 1}, {"logging_steps": 4},
-], ids=["silent", "logging each step", "logging each fourth step"])
+    {"logging_steps": 500}, {"logging_steps": 1}, {"logging_steps": 4}, {"logging_steps": 1, "optim": "sgd"},
+    {"logging_steps": 1, "gradient_accumulation_steps": 2},
+], ids=["silent", "logging each step", "logging each fourth step", "another optimizer, after others", "accumulating"])
 def test_trainer_waits_once_a_step(options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", DEVICE)
     from accelerate.state import AcceleratorState, PartialState
@@ -50,8 +51,8 @@ def test_trainer_waits_once_a_step(options: dict[str, Any], tmp_path: Path, monk
                                   disable_tqdm=True, save_strategy="no", **options)
     Trainer(model, arguments, train_dataset=data, callbacks=[Counting()]).train()
     steps = [after - before for before, after in pairwise(trips)]
-    # What follows a wait is learned the first time, the second time completely.
-    assert max(steps[8:]) <= 1, steps
+    # What follows a wait is learned the first time, the second time completely. Trainer looks at each batch's loss.
+    assert max(steps[8:]) <= options.get("gradient_accumulation_steps", 1), steps
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -54,7 +54,8 @@ class Pair:
         if self.is_early:
             self.service.answer_early(self)
         self.ask(list(DEFINITIONS))
-        self.ask([Upload(1, header_of(torch.ones(4)))], tensors=[torch.linspace(-1.0, 1.0, 4)])
+        for handle in (1, 2):
+            self.ask([Upload(handle, header_of(torch.ones(4)))], tensors=[torch.linspace(-1.0, 1.0, 4)])
 
     def send_early(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> bool:
         self.under_way.append((sequence, message, [tensor.clone() for tensor in tensors]))
@@ -95,6 +96,8 @@ _STEPS: dict[str, Callable[[int, int], Run]] = {
     "add": lambda last, to: Run(ADD, (last, 1), [], (to,)),
     "halve": lambda last, to: Run(MULTIPLY, (last,), [0.5], (to,)),
     "draw": lambda last, to: Run(DRAW, (last,), [], (to,)),
+    "add up": lambda last, to: Run(WRITE, (2, last), [], ()),
+    "use": lambda last, to: Run(ADD, (last, 2), [], (to,)),
 }
 _ODD: dict[str, Any] = {
     "write": lambda last, to: [Run(WRITE, (1, 1), [], ())], "seed": lambda last, to: [Seed(3)],
@@ -112,8 +115,9 @@ def _loop(pair: Pair, steps: Sequence[str], rounds: int, split: bool, odd: dict[
         commands: list[Command] = []
         for step, name in enumerate(steps):
             to = 100 + 100 * count + step
-            commands.append(_STEPS[name](last, to))
-            last = to
+            command = _STEPS[name](last, to)
+            commands.append(command)
+            last = to if command.outputs else last
         when: Any = {"arriving": late[count % len(late)], "ahead": ahead[count % len(ahead)]}
         if split:
             for command in commands[:-1]:
@@ -123,7 +127,7 @@ def _loop(pair: Pair, steps: Sequence[str], rounds: int, split: bool, odd: dict[
             commands.append(Run(ADD, (1, 1), [], (last + 60,)))
         seen.append(pair.ask(commands, (last,), **when))
         if count in odd and odd[count] in _ODD:
-            seen.append(pair.ask(_ODD[odd[count]](last, last), (1,), **when))
+            seen.append(pair.ask(_ODD[odd[count]](last, last), (1, 2), **when))
     return seen
 
 

@@ -151,14 +151,20 @@ def test_what_has_read_a_value_that_is_gone_is_dropped(side: Side) -> None:
 @pytest.mark.parametrize(("program", "inputs", "numbers", "results"), [
     (WRITE, (1, 2), [], 0), (NORM, (3, 1, 2), [0.1, 1e-5], 3),
 ])
-def test_what_writes_is_never_run_ahead(
+def test_what_writes_is_run_ahead_and_undone(
     side: Side, program: int, inputs: tuple[int, ...], numbers: list[float], results: int
 ) -> None:
     side.upload(2, torch.ones(4))
     side.upload(3, torch.randn(2, 4))
+    plain = Side(looks_ahead=False)
+    for handle in (1, 2, 3):
+        plain.upload(handle, side.service.memory.values[handle])
     for count in range(12):
-        side.ask([Run(program, inputs, numbers, tuple(range(100 + 3 * count, 100 + 3 * count + results)))])
-    assert side.went_ahead == 0
+        for one in (side, plain):
+            one.ask([Run(program, inputs, numbers, tuple(range(100 + 3 * count, 100 + 3 * count + results)))])
+    assert len(side.service.ahead) == 1
+    assert repr(side.ask([], fetch=(1, 2, 3))) == repr(plain.ask([], fetch=(1, 2, 3)))
+    assert side.service.runs_ahead[1] == 1
 
 
 def test_what_writes_only_to_its_own_results_is_run_ahead(side: Side) -> None:

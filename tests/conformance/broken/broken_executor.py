@@ -35,6 +35,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "shared-generator": ("executor.randomness_private", set()),
     "forgetful-generator": ("executor.randomness_private", set()),
     "claims-purity": ("executor.purity_true", set()),
+    "forgets-what-was-there": ("executor.undone_exactly", set()),
     "never-stops": ("executor.stops_between_steps", set()),
     "writes-in-secret": ("executor.effects_true", set()),
     "furnishes-nothing": ("executor.vacates_exactly", set()),
@@ -80,6 +81,16 @@ class _Random:
                 torch.set_rng_state(theirs)
 
 
+class _Nothing:
+    """An undo that undoes nothing."""
+
+    storages: frozenset[int] = frozenset()
+    size_bytes = 0
+
+    def restore(self) -> None:
+        pass
+
+
 class _Program:
     def __init__(self, program: Program, flaw: str) -> None:
         self._program = program
@@ -101,6 +112,15 @@ class _Program:
 
     def is_pure(self, numbers: Sequence[Any]) -> bool:
         return self._flaw == "claims-purity"
+
+    def can_undo(self, numbers: Sequence[Any]) -> bool:
+        return self._flaw == "forgets-what-was-there"
+
+    def run_with_undo(
+        self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
+        report: Report, limit_bytes: int,
+    ) -> tuple[list[Any], _Nothing]:
+        return self.run_until(stop, inputs, numbers, random, report), _Nothing()
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         return self.run_until((), inputs, numbers, random, report)

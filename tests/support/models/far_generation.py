@@ -38,6 +38,7 @@ MODES: Mapping[str, Mode] = {
     "sampled": Mode(options={"do_sample": True}),
     "padded": Mode(rows=3),
     "streamed": Mode(is_streamed=True),
+    "static": Mode(options={"cache_implementation": "static"}),
     "beams": Mode(options={"num_beams": 2}),
 }
 
