@@ -23,7 +23,8 @@ from djinn_conformance.oracle import run_eager, seeded
 from djinn_conformance.programs import Recording
 from djinn_conformance.strategies import filled, recordings
 
-__all__ = ("DEEP", "EMPTY", "blocks", "deep_graph", "expect_unchanged", "graphs", "renamed", "show", "snapshot")
+__all__ = ("DEEP", "EMPTY", "blocks", "chain", "deep_graph", "expect_unchanged", "graphs", "renamed", "show",
+           "snapshot")
 
 DEEP = 20_000
 """Number of nodes of the deep graph."""
@@ -181,9 +182,14 @@ def graphs() -> st.SearchStrategy[RecordedGraph]:
 
 @lru_cache(maxsize=1)
 def deep_graph() -> RecordedGraph:
-    """Create a chain in which each node also writes in place to the result of an earlier one."""
+    """Create a chain of `DEEP` nodes."""
+    return chain(DEEP)
+
+
+def chain(count: int) -> RecordedGraph:
+    """Create a chain in which each node reads the result of the one before, and some write to it in place."""
     spec = SpecTable().of(torch.empty(4, device=_LOGICAL), _LOGICAL)
-    return RecordedGraph(tuple(_link(index, spec) for index in range(DEEP)))
+    return RecordedGraph(tuple(_link(index, spec) for index in range(count)))
 
 
 def _link(index: int, spec: TensorSpec) -> GraphNode:

@@ -10,12 +10,12 @@ from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.memory import peak_bytes
 from djinn_lib_schedule.problem import Problem
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djinn.errors import ScheduleError
 from djinn_conformance.assertions import expect, expect_equal, violated
-from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, show, snapshot
+from djinn_conformance.graphs import EMPTY, chain, deep_graph, expect_unchanged, graphs, show, snapshot
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
 
@@ -23,6 +23,8 @@ _MEMORY = st.one_of(st.none(), st.integers(1, 2**40))
 _NAMES = st.lists(st.sampled_from(["cpu", "cuda:0", "cuda:1", "worker-3"]), min_size=1, max_size=4, unique=True)
 _DEVICES = _NAMES.flatmap(lambda names: st.tuples(*(st.builds(DeviceInfo, st.just(name), _MEMORY) for name in names)))
 _LIMIT_S = 10.0
+_CHAIN = chain(6)
+"""Cannot be spread over devices without transfers; few draws are graphs of that kind on several devices."""
 
 
 @st.composite
@@ -75,6 +77,7 @@ def test_complete(
 
 @law("scheduler.order_valid", effort=0.4)
 @given(graph=graphs(), devices=_DEVICES)
+@example(graph=_CHAIN, devices=(DeviceInfo("cpu"), DeviceInfo("cuda:0")))
 def test_order_valid(
     subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, devices: tuple[DeviceInfo, ...]
 ) -> None:
@@ -128,6 +131,7 @@ def test_transfers_minimal(
 
 @law("scheduler.memory_kept", effort=0.4)
 @given(graph=graphs(), names=_NAMES, share=st.floats(0.0, 1.0))
+@example(graph=_CHAIN, names=["cpu", "cuda:0"], share=0.0)
 def test_memory_kept(
     subject: Subject, plugin: GraphScheduler, graph: RecordedGraph, names: list[str], share: float
 ) -> None:

@@ -32,6 +32,8 @@ MAX_CONTEXTS = 8
 """Programs that are told apart by what ran before, of each program."""
 _EXACT = 2.0**50
 """Below this, sums and differences of whole real numbers are exact."""
+_SEQUENCES = (list, tuple)
+"""What a list of numbers is: a tuple where it was recorded, and a list where it was received."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -147,7 +149,7 @@ class _Course:
         """Whether a run continues those before at their rates."""
         even = self.even
         return (run.inputs == even.inputs and run.outputs == even.outputs and run.released == even.released
-                and numbers == (self.numbers if self.is_repeating else _encode(even.numbers)))
+                and (numbers == self.numbers if self.is_repeating else _is_same(even.numbers, run.numbers)))
 
     def follow(self, run: Run, numbers: bytes, after: int) -> None:
         """Add the next run, with its encoded numbers."""
@@ -254,7 +256,7 @@ class RunPredictor:
             history.add(run.program, run.outputs, is_even=False)
             return
         is_even = course.is_even(run, numbers)
-        if not is_even and not (expected is not None and _is_equal(expected, run, numbers)):
+        if not is_even and not (expected is not None and _is_equal(expected, run)):
             course.learn(run, history)
         course.follow(run, numbers, history.program)
         history.add(run.program, run.outputs, is_even=is_even)
@@ -341,9 +343,9 @@ def _completed(expected: Run | None, command: RunDelta) -> Run:
     return run
 
 
-def _is_equal(expected: Run, run: Run, numbers: bytes) -> bool:
+def _is_equal(expected: Run, run: Run) -> bool:
     return (run.inputs == expected.inputs and run.outputs == expected.outputs and run.released == expected.released
-            and numbers == _encode(expected.numbers))
+            and _is_same(expected.numbers, run.numbers))
 
 
 def _continued(last: Any, old: Any, new: Any) -> Any:
@@ -356,7 +358,7 @@ def _continued(last: Any, old: Any, new: Any) -> Any:
             # A length that something is divided by, or raised to a power.
             return last + new - old
         return new
-    if kind is list and type(old) is list and type(last) is list and len(last) == len(old) == len(new):
+    if all(type(each) in _SEQUENCES for each in (last, old, new)) and len(last) == len(old) == len(new):
         return list(starmap(_continued, zip(last, old, new, strict=True)))
     return new
 
@@ -374,14 +376,14 @@ def _changes(expected: Sequence[int], real: Sequence[int]) -> dict[int, int]:
 def _is_same(old: Any, new: Any) -> bool:
     """Whether two numbers have the same type and the same bits."""
     kind = type(new)
+    if kind in _SEQUENCES and type(old) in _SEQUENCES:
+        return len(old) == len(new) and all(starmap(_is_same, zip(old, new, strict=True)))
     if kind is not type(old):
         return False
     if kind is int:
         return bool(old == new)
     if kind is float:
         return bool(old == new) and math.copysign(1.0, old) == math.copysign(1.0, new)
-    if kind is list:
-        return len(old) == len(new) and all(starmap(_is_same, zip(old, new, strict=True)))
     return _encode(old) == _encode(new)
 
 

@@ -75,8 +75,8 @@ def test_reading_and_writing_are_told_by_the_sizes_of_attention(
         assert told[-1] is UNKNOWN
         attention(cache[:, :, :1], cache, cache).sum().item()
         assert told[-1] is DECODE
-        for _ in range(MAX_SILENT + 1):
-            model(cache).sum().item()
+        for count in range(MAX_SILENT + 1):  # each is another number: none is answered from memory
+            model(cache + count).sum().item()
         assert told[-1] is UNKNOWN, "but not for ever"
 
 

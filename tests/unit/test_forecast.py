@@ -149,6 +149,13 @@ def test_a_history_is_bounded() -> None:
         assert len(history._firsts) <= MAX_UNINDEXED
 
 
+def test_lists_of_numbers_continue_on_both_sides_although_one_records_tuples() -> None:
+    here, there = RunPredictor(), RunPredictor()
+    for length in (5, 6, 7, 7, 8, 2**63 - 1, 2**63 - 1, -2**63, 3):
+        sent = here.shorten(Run(1, (7,), [(1, length), length], (3,)))
+        assert there.complete(over_the_wire(sent)) == Run(1, (7,), [[1, length], length], (3,))
+
+
 def test_whole_real_numbers_continue_and_others_stay() -> None:
     travelled = conversation([Run(1, (7,), [7.0 + count, 0.1 * count, [1.0 * count]], (3,)) for count in range(4)])
     assert travelled[3] == RunDelta(1, numbers={1: 0.1 * 3})

@@ -17,8 +17,8 @@ ACTIVITIES = [ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]
 REMOTE = torch._C._autograd.DeviceType.PrivateUse1
 
 
-def _work() -> float:
-    x = torch.ones(256, 256, device=DEVICE)
+def _work(size: int = 256) -> float:
+    x = torch.ones(size, size, device=DEVICE)
     return float(((x @ x).relu() @ x).sum().item())
 
 
@@ -48,7 +48,7 @@ def test_longer_work_takes_longer() -> None:
 
 def test_the_time_lies_within_what_was_profiled() -> None:
     with profile(activities=ACTIVITIES) as profiled:
-        _work()
+        _work(255)  # no other test asks for this number: it is not answered from memory
     events = list(profiled.events() or ())
     remote = [event for event in events if event.device_type == REMOTE]
     first = min(event.time_range.start for event in events if event.device_type != REMOTE)

@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 import cattrs
 import msgspec
+from djinn_lib_service.frames import ALIGNMENT, SHORT_MARK
 from support.network import frame_feeder
 from support.network.frame_feeder import Journal
 from support.network.frames import Frames, Mutator, parts
@@ -107,12 +108,13 @@ def converse(port: int, said: bytes) -> str:
     outcome = "closed"
     while answered:
         head, header, rest = parts(answered)
-        body_bytes = int.from_bytes(head[24:32], "little")
-        assert head[:4] == b"DJNN"
+        is_short = head[0] == SHORT_MARK
+        body_bytes = head[1] * ALIGNMENT if is_short else int.from_bytes(head[24:32], "little")
+        assert is_short or head[:4] == b"DJNN"
         assert len(rest) >= body_bytes
         answered = rest[body_bytes:]
         message = msgspec.msgpack.decode(header)
-        if message["type"] == "refusal":
+        if isinstance(message, dict) and message["type"] == "refusal":
             outcome = message["code"]
     return outcome
 
