@@ -197,3 +197,16 @@ def test_the_largest_of_unsigned_integers_is_a_number_like_others() -> None:
     largest = torch.iinfo(torch.uint64).max
     filled = torch.full((2,), largest, dtype=torch.uint64)
     assert torch.equal(filled.to(REMOTE).eq(largest).cpu(), filled.eq(largest))
+
+
+@pytest.mark.parametrize("dim", [2, 5, -3])
+def test_unbind_along_a_dimension_that_is_not_there(dim: int) -> None:
+    with pytest.raises(IndexError) as wanted:
+        torch.ones(2, 3).unbind(dim)
+    tensor = torch.ones(2, 3, device=REMOTE)
+    assert [row.tolist() for row in tensor.unbind()] == [[1.0] * 3] * 2
+    assert torch.ones(2, 0, device=REMOTE).unbind(1) == ()
+    for unbind in (torch.Tensor.unbind, torch.unbind, torch.ops.aten.unbind.int):
+        with pytest.raises(IndexError) as got:
+            unbind(tensor, dim)
+        assert str(got.value) == str(wanted.value)
