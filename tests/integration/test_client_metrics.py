@@ -47,6 +47,7 @@ def test_each_named_series_counts_what_a_client_does(server: Any) -> None:
     x = torch.ones(64, 64, device=DEVICE)
     before = samples()
     for _ in range(20):
+        x.neg_()  # what was written since is not answered from memory
         assert step(x) == 64 * 64 * 65
     torch.nonzero(x).shape  # noqa: B018  # the executor alone knows it
     djinn.synchronize()
