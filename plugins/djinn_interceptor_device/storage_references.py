@@ -1,7 +1,8 @@
 """Weak references to storages, as ``torch.multiprocessing.reductions.StorageWeakRef`` makes them.
 
 PyTorch's are addresses. Those of this device are the numbers that stand for addresses (see `saving`), which no address
-equals, and PyTorch's functions are extended to know them: the originals would dereference them.
+equals, and PyTorch's functions are extended to know them: the originals would dereference them. Their lower bits tell
+sessions apart, because each session numbers its storages from the beginning.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ MARK = "_storage_mark"
 _ADDRESS_BITS = 64
 _marks: dict[int, weakref.ref[Any]] = {}
 _references: Counter[int] = Counter()
+_sessions: dict[int, Callable[[int], None]] = {}
+"""Of each reference, what belongs to its session alone; held, so that its identity cannot pass to another."""
 
 
 class _Mark:
@@ -28,10 +32,16 @@ class _Mark:
 
 def reference(tensor: LazyTensor) -> int:
     """Refer weakly to the storage of a tensor; equal storages have equal references."""
-    number = tensor._value.slot.storage << _ADDRESS_BITS
+    number = _number_of(tensor)
     _references[number] += 1
+    _sessions[number] = tensor._value.released
     _watch(number, tensor)
     return number
+
+
+def _number_of(tensor: LazyTensor) -> int:
+    value = tensor._value
+    return value.slot.storage << _ADDRESS_BITS | id(value.released)
 
 
 def _watch(number: int, tensor: LazyTensor) -> None:
@@ -47,7 +57,7 @@ def _has_expired(number: int) -> bool:
         return False
     # The tensor is gone, but a view may live on: another one is looked for, once for each that goes.
     for item in gc.get_objects():
-        if type(item) is LazyTensor and item._value.slot.storage << _ADDRESS_BITS == number:
+        if type(item) is LazyTensor and _number_of(item) == number:
             _watch(number, item)
             return False
     del _marks[number]
@@ -57,7 +67,7 @@ def _has_expired(number: int) -> bool:
 def _release(number: int) -> None:
     _references[number] -= 1
     if not _references[number]:
-        del _references[number]
+        del _references[number], _sessions[number]
         _marks.pop(number, None)
 
 

@@ -9,6 +9,8 @@ import torch
 from support.recording.eager import DEVICE
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import djinn
+
 
 def refer(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
@@ -47,6 +49,21 @@ def test_one_reference_of_several_goes() -> None:
     third = StorageWeakRef.from_weakref(x.untyped_storage()._weak_ref())
     del x, second
     assert third.expired()
+
+
+def test_storages_of_two_sessions_are_two() -> None:
+    djinn.shutdown()
+    old = torch.ones(2, device=DEVICE)
+    djinn.shutdown()
+    new = torch.ones(2, device=DEVICE)
+    of_old, of_new = refer(old), refer(new)
+    assert old.data_ptr() == new.data_ptr(), "each session numbers its storages from the beginning"
+    assert of_old != of_new
+    del new
+    assert of_new.expired()
+    assert not of_old.expired()
+    del old
+    assert of_old.expired()
 
 
 def test_a_parameter_that_went_home_has_left_its_remote_storage() -> None:
