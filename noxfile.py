@@ -76,7 +76,8 @@ def docs(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Check types, strictly."""
-    _install(session, "-e", ".[dashboard,metrics,tls]", "hypothesis", "mypy", "nox", "pytest", "trustme", "types-networkx")
+    _install(session, "-e", ".[dashboard,metrics,tls]", "hypothesis", "mypy", "nox", "pytest", "trustme",
+             "types-networkx")
     session.run("mypy")
 
 
