@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from djinn.settings import setting
-from djinn_executor_cuda.staging import PIECE_BYTES, STAGING_BYTES
+from djinn_executor_cuda.staging_sizes import PIECE_BYTES, STAGING_BYTES
 
 __all__ = ("CudaSettings",)
 

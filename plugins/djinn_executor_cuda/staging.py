@@ -13,12 +13,10 @@ from typing import Protocol
 
 import torch
 
-__all__ = ("PIECE_BYTES", "STAGING_BYTES", "CopyLane", "Passing", "Ring", "Staging")
+from djinn_executor_cuda.staging_sizes import PIECE_BYTES, STAGING_BYTES
 
-STAGING_BYTES = 2**25
-"""Page-locked memory of one direction."""
-PIECE_BYTES = 2**22
-"""Larger tensors are copied in pieces of this size, so that one piece is staged while another is copied."""
+__all__ = ("CopyLane", "Passing", "Ring", "Staging")
+
 _ALIGNMENT_BYTES = 256
 
 

@@ -19,7 +19,7 @@ from djinn_executor_cuda.executor import CudaExecutor, CudaExecutorFactory
 from djinn_executor_cuda.graph_eligibility import RUNS_BEFORE_RECORDING
 from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
 from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_executor_cuda.staging import STAGING_BYTES
+from djinn_executor_cuda.staging_sizes import STAGING_BYTES
 from djinn_lib_torch.calls import bind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
