@@ -63,29 +63,34 @@ def _generated(model: Any, device: str, mode: str) -> tuple[list[Any], torch.Ten
     return [] if streamer is None else streamer.seen, made.cpu()
 
 
-def _is_rare(found: tuple[int, int]) -> bool:
-    """Whether a text of that many trips and early answers waited rarely; a streamer's token and flag come in one."""
-    trips, early = found
-    return trips <= 0.25 * NEW and early >= 0.7 * NEW
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("far_away")
-@pytest.mark.parametrize("mode", MODES)
-def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str) -> None:
-    there, wanted = copy.deepcopy(model).to(DEVICE), _generated(model, "cpu", mode)
-    found = []
-    # Where other processes keep the server from running ahead in time, another text has to show it.
-    while len(found) < 2 or (len(found) < 5 and not _is_rare(found[-1])):
+def _trips_of_two_texts(model: Any, mode: str, wanted: tuple[list[Any], torch.Tensor]) -> list[int]:
+    """Return the round trips of the first two texts of a session."""
+    there, trips = copy.deepcopy(model).to(DEVICE), []
+    for _ in range(2):
         djinn.synchronize()
         djinn.reset_stats()
         got = _generated(there, DEVICE, mode)
         assert got[0] == wanted[0]
         assert torch.equal(got[1], wanted[1])
-        found.append((djinn.stats()["round_trips"], djinn.stats()["answered_early"]))
-    assert min(trips for trips, _ in found) <= 0.5 * NEW, found
-    assert _is_rare(found[-1]), found
-    assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == found[-1][0]
+        trips.append(djinn.stats()["round_trips"])
+    return trips
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str, far_away: str) -> None:
+    wanted = _generated(model, "cpu", mode)
+    found = [_trips_of_two_texts(model, mode, wanted)]
+    # Where other processes keep the server from running ahead in time, another new session has to show it.
+    while len(found) < 3 and not (found[-1][0] <= 0.5 * NEW and found[-1][1] <= 0.25 * NEW):
+        djinn.init(server=far_away)
+        found.append(_trips_of_two_texts(model, mode, wanted))
+    assert found[-1][0] <= 0.5 * NEW, found
+    assert found[-1][1] <= 0.25 * NEW, found
+    # A streamer's token and the flag after it come in one wait.
+    stats = djinn.stats()
+    assert stats["answered_early"] >= 0.7 * NEW
+    assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
 
 
 def test_it_can_be_switched_off(far_away: str) -> None:
