@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -23,11 +23,12 @@ from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import Connection, ConnectOptions, Transport
+from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, installed_plugins, select
 
-__all__ = ("InProcessServer", "open_executor", "served", "watch_over")
+__all__ = ("InProcessServer", "open_executor", "other_connections", "served", "watch_over")
 
 _PATIENCE_S = 2.0
 _PROGRAM_BYTES = 2**33
@@ -40,6 +41,26 @@ def open_executor() -> Executor:
     devices = factory.devices()
     opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
     return opened
+
+
+@contextmanager
+def other_connections(session: Session, open_connections: Callable[[], Sequence[Connection]]) -> Iterator[None]:
+    """Give a running session other connections, without recovery, for the length of a block.
+
+    Tensors created in the block belong to them, and must be gone at its end.
+    """
+    with session.lock:
+        session.flush()
+        before = session.backend
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
+        session.backend = opens(open_connections(), session.tape, session.released)
+    try:
+        yield
+    finally:
+        with session.lock:
+            session.flush()
+            session.backend.close()
+            session.backend = before
 
 
 class InProcessServer:

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 import msgspec
@@ -22,7 +21,7 @@ from hypothesis.stateful import initialize
 from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Upload, Welcome
 from djinn_conformance.assertions import expect_equal
-from djinn_conformance.harness import watch_over
+from djinn_conformance.harness import other_connections, watch_over
 from djinn_conformance.machine import Machine, Statistics
 
 __all__ = ("PressedMachine", "Pressure", "device_bytes", "expect_honest", "pressed")
@@ -147,19 +146,8 @@ def pressed(session: Session) -> Iterator[Pressure]:
     Tensors created in the block belong to it, and must be gone at its end.
     """
     pressure = Pressure()
-    with session.lock:
-        session.flush()
-        before = session.backend
-        connections: list[Any] = [_PressedConnection(session, pressure) for _ in before.executors]
-        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
-        session.backend = opens(connections, session.tape, session.released)
-    try:
+    with other_connections(session, lambda: [_PressedConnection(session, pressure) for _ in session.backend.executors]):
         yield pressure
-    finally:
-        with session.lock:
-            session.flush()
-            session.backend.close()
-            session.backend = before
 
 
 class PressedMachine(Machine):

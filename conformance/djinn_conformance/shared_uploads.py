@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 import msgspec
@@ -22,7 +21,7 @@ from hypothesis.stateful import initialize
 from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Upload, Welcome
 from djinn_conformance.assertions import expect
-from djinn_conformance.harness import watch_over
+from djinn_conformance.harness import other_connections, watch_over
 from djinn_conformance.machine import Machine, Statistics
 
 __all__ = ("Sharing", "SharingMachine", "sharing")
@@ -114,19 +113,8 @@ def sharing(session: Session) -> Iterator[Sharing]:
     Tensors created in the block belong to it, and must be gone at its end.
     """
     made = Sharing()
-    with session.lock:
-        session.flush()
-        before = session.backend
-        connections: list[Any] = [_TwiceConnection(session, made) for _ in before.executors]
-        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
-        session.backend = opens(connections, session.tape, session.released)
-    try:
+    with other_connections(session, lambda: [_TwiceConnection(session, made) for _ in session.backend.executors]):
         yield made
-    finally:
-        with session.lock:
-            session.flush()
-            session.backend.close()
-            session.backend = before
 
 
 class SharingMachine(Machine):

@@ -17,6 +17,7 @@ from djinn_conformance.assertions import expect_equal, expect_same_tensor, expec
 from djinn_conformance.families import OperatorSpec
 from djinn_conformance.family_groups import Group, groups
 from djinn_conformance.family_strategies import call_batches
+from djinn_conformance.harness import other_connections
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.programs import Recording
 from djinn_conformance.refusals import is_overlap_error, is_refused_call, runnable
@@ -48,19 +49,11 @@ def test_served_equals_local(
 @contextmanager
 def _in_this_process(session: Session) -> Iterator[None]:
     """Give a running session an executor in this process for a block. Tensors of the block must be gone at its end."""
-    with session.lock:
-        session.flush()
-        before = session.backend
-        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
-        session.backend = opens([connect(session.plugins, _HERE)], session.tape, session.released)
-    try:
-        yield
-    finally:
-        gc.collect(0)
-        with session.lock:
-            session.flush()
-            session.backend.close()
-            session.backend = before
+    with other_connections(session, lambda: [connect(session.plugins, _HERE)]):
+        try:
+            yield
+        finally:
+            gc.collect(0)
 
 
 def _home(session: Session, spec: OperatorSpec, recording: Recording, mode: str) -> Attempt:
