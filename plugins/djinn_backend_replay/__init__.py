@@ -29,7 +29,7 @@ def djinn_add_settings(settings: Declarations) -> None:
 @hookimpl(trylast=True)
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
     """Wrap the backend if the settings ask for recovery; innermost, since it opens backends again."""
-    if not context.settings(RecoverySettings).is_on:
+    if not context.settings(RecoverySettings).is_on(context.settings(Config).addresses):
         return None
     from djinn_backend_replay.factory import open_recovering
 
@@ -38,13 +38,16 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
 
 @hookimpl
 def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
-    """Name this process, if the only server does not answer and the settings allow it; a refusal is no reason."""
-    settings, config = plugins.settings(RecoverySettings), plugins.settings(Config)
-    if not settings.local_fallback or not settings.is_on or len(config.addresses) > 1:
+    """Name another server of the session, or this process if the settings allow it; a refusal is no reason."""
+    settings, addresses = plugins.settings(RecoverySettings), plugins.settings(Config).addresses
+    if not settings.is_on(addresses) or type(error) not in (TransportError, RemoteTimeoutError):
         return None
-    if type(error) not in (TransportError, RemoteTimeoutError):
-        return None
-    from djinn_backend_replay.reconnecting import log
+    from djinn.session.connecting import connect
+    from djinn_backend_replay.reconnecting import HERE, find_another, log
 
+    if len(addresses) > 1:
+        return find_another(addresses, address, partial(connect, plugins))
+    if not settings.local_fallback:
+        return None
     log.warning("%s cannot be reached: operations run in this process. %s", address, error)
-    return "local://"
+    return HERE

@@ -12,7 +12,7 @@ from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
 from djinn.settings import Config
 from djinn_backend_replay.metering import MeteredConnection
-from djinn_backend_replay.reconnecting import Reconnector
+from djinn_backend_replay.reconnecting import HERE, Reconnector
 from djinn_backend_replay.recovering import PlacingRecovering, Recovering
 from djinn_backend_replay.replaying import ReplayTarget
 from djinn_backend_replay.settings import RecoverySettings
@@ -36,8 +36,8 @@ def open_recovering(
     reconnector = Reconnector(
         config.addresses, context.connect, settings.recovery_timeout_s,
         fills_up=config.placement == "explicit", falls_back=settings.local_fallback,
-        fallbacks=sum(connection.address != address for connection, address in zip(connections, config.addresses,
-                                                                                   strict=True) if address))
+        fallbacks=sum(connection.address == HERE != address for connection, address in zip(
+            connections, config.addresses, strict=True) if address), failover_s=settings.failover_timeout_s)
 
     def make(opened: Sequence[Connection]) -> ReplayTarget:
         own_tape, own_released = Tape(), deque[int]()

@@ -17,6 +17,9 @@ from djinn.kinds import Connection
 log = logging.getLogger("djinn.recovery")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+HERE = "local://"
+"""Address of an executor in this process."""
+_REPLACED = "%s does not answer; %s does its work as well"
 _random = random.SystemRandom()
 
 
@@ -31,6 +34,7 @@ class Reconnector:
         fills_up: Whether every place needs a connection; a remaining server then also takes the missing places.
         falls_back: Whether an executor in this process may take over if no server comes back.
         fallbacks: How often that has happened.
+        failover_s: How long servers may take to come back while another one answers, which can do their work.
     """
 
     addresses: Sequence[str]
@@ -39,6 +43,7 @@ class Reconnector:
     fills_up: bool
     falls_back: bool
     fallbacks: int = 0
+    failover_s: float = 5.0
 
     def connect(self) -> list[Connection]:
         """Connect to each server, and retry until the time is over.
@@ -56,7 +61,7 @@ class Reconnector:
             raise
 
     def _connected(self, found: list[Connection | None]) -> list[Connection]:
-        deadline = time.monotonic() + self.timeout_s
+        began_s = time.monotonic()
         pause_s, reason = FIRST_PAUSE_S, ""
         while True:
             for index, address in enumerate(self.addresses):
@@ -68,7 +73,9 @@ class Reconnector:
                         raise
                     except DjinnError as error:
                         reason = error.summary
-            left_s = deadline - time.monotonic()
+            is_replaced = found.count(None) < len(found)
+            patience_s = min(self.timeout_s, self.failover_s) if is_replaced else self.timeout_s
+            left_s = began_s + patience_s - time.monotonic()
             if None not in found or left_s <= 0:
                 break
             sleep(min(left_s, pause_s * _random.uniform(0.5, 1)))
@@ -83,8 +90,7 @@ class Reconnector:
             others = [connection.address for connection in reached]
             for index, connection in enumerate(found):
                 if connection is None:
-                    log.warning("%s does not answer; %s does its work as well", self.addresses[index],
-                                others[index % len(others)])
+                    log.warning(_REPLACED, self.addresses[index], others[index % len(others)])
                     found[index] = self.open(others[index % len(others)])
             return [connection for connection in found if connection is not None]
         return reached
@@ -97,4 +103,17 @@ class Reconnector:
                      "long to wait.")
         self.fallbacks += 1
         log.warning("no server came back within %g s: operations run in this process from now on", self.timeout_s)
-        return self.open("local://")
+        return self.open(HERE)
+
+
+def find_another(addresses: Sequence[str], missing: str, open_connection: Callable[[str], Connection]) -> str | None:
+    """Return the first of a session's other servers that answers; ``None`` if none does."""
+    for address in dict.fromkeys(addresses):
+        if address != missing:
+            try:
+                open_connection(address).close()
+            except DjinnError:
+                continue
+            log.warning(_REPLACED, missing, address)
+            return address
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from djinn_backend_replay import budget
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.retained import Kept
+from djinn_backend_replay.settings import RecoverySettings
 from djinn_conformance.crashes import let_die
 from djinn_lib_schedule.wrapping import unwrapped
 
@@ -199,6 +201,29 @@ def test_servers_that_are_left_do_the_work_of_those_that_are_gone(fills_up: bool
 
     found = Reconnector(["a", "b"], reach, 0.1, fills_up=fills_up, falls_back=False).connect()
     assert [connection.address for connection in found] == wanted
+
+
+def test_a_server_that_another_can_replace_is_waited_for_less_long() -> None:
+    def reach(address: str) -> Any:
+        if address == "a":
+            raise TransportError("Nobody answers.")
+        return Somewhere(address)
+
+    began = time.monotonic()
+    assert Reconnector(["a", "b"], reach, 60.0, fills_up=True, falls_back=False, failover_s=0.1).connect()
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(("addresses", "is_on"), [
+    (("",), False), (("tcp://a:1",), False), (("local://", "local://"), False), (("tcp://a:1", "tcp://b:1"), True),
+])
+def test_values_are_recomputed_by_default_where_another_server_could_do_it(
+    addresses: tuple[str, ...], is_on: bool
+) -> None:
+    assert RecoverySettings().is_on(addresses) is is_on
+    assert RecoverySettings(local_fallback=True).is_on(addresses)
+    assert RecoverySettings(recovery="replay").is_on(addresses)
+    assert not RecoverySettings(recovery="none", local_fallback=True).is_on(addresses)
 
 
 def test_a_server_may_take_its_time_to_come_back() -> None:

@@ -62,7 +62,7 @@ def split(start_server: Callable[..., object]) -> Iterator[Session]:
     threads = torch.get_num_threads()
     # Libraries round differently with another number of them.
     torch.set_num_threads(1)
-    yield djinn.init(servers=[server.address for server in servers], placement="automatic")
+    yield djinn.init(servers=[server.address for server in servers], placement="automatic", recovery="none")
     djinn.shutdown()
     torch.set_num_threads(threads)
 

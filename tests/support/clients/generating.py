@@ -53,7 +53,7 @@ def main(servers: str, placement: str, prompt_tokens: str, new_tokens: str) -> N
     model = gpt2(**MODEL)
     prompt = torch.arange(int(prompt_tokens)).remainder(MODEL["vocab_size"]).unsqueeze(0)
     wanted = generated(model, prompt, int(new_tokens))
-    session = djinn.init(servers=servers.split(","), placement="automatic")
+    session = djinn.init(servers=servers.split(","), placement="automatic", recovery="none")
     assert isinstance(unwrapped(session.backend), Fleet)
     if placement == "in_turns":
         session.backend.use(InTurns(len(session.backend.executors)))
