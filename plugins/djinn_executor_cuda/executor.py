@@ -135,7 +135,7 @@ class CudaExecutorFactory:
 
     def devices(self) -> list[str]:
         """List the CUDA devices. This counts them without using one: it creates no CUDA context."""
-        return [f"cuda:{index}" for index in range(visible.count(os.environ))]
+        return _names(visible.count(os.environ))
 
     def alone(self, device: str) -> tuple[Mapping[str, str], str]:
         """Let a new process see one device only; see `djinn_lib_service.kinds.executor.SupportsOwnDevice`."""
@@ -148,7 +148,8 @@ class CudaExecutorFactory:
         Raises:
             ConfigurationError: PyTorch finds no CUDA device here, or not this one.
         """
-        known = self.devices()
+        # A worker's sandbox lets it start no other process; and this one starts CUDA now.
+        known = _names(visible.count_here(os.environ))
         if not known:
             raise ConfigurationError(
                 f"The executor cuda finds no device{f' {device!r}' if device else ''}: {_reason()}.",
@@ -164,6 +165,10 @@ class CudaExecutorFactory:
 
             return OverlappingCudaExecutor(torch.device(wanted), self._settings)
         return CudaExecutor(torch.device(wanted), self._settings)
+
+
+def _names(count: int) -> list[str]:
+    return [f"cuda:{index}" for index in range(count)]
 
 
 def _reason() -> str:

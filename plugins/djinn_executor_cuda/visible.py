@@ -7,26 +7,59 @@ other way: CUDA shows a process only the first one that the variable names.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import torch
 
-__all__ = ("VISIBLE", "count", "entry_of")
+__all__ = ("VISIBLE", "count", "count_here", "entry_of")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _INSTANCE = "MIG-"
+_COUNTING = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+print(0 if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) else count.value)
+"""
+_COUNTING_TIMEOUT_S = 60.0
 
 
 def count(environ: Mapping[str, str]) -> int:
-    """Count the devices, without starting CUDA if that can be avoided: a process that has started it must not fork.
+    """Count the devices without starting CUDA in this process: a process that has started it must not fork.
 
-    PyTorch asks the driver's management library, except for instances of MIG, for which it would start CUDA. CUDA would
-    find one of them; here each counts, since each can be given to another process.
+    PyTorch asks the driver's management library. Where there is none, PyTorch would start CUDA, so another process asks
+    the driver itself.
     """
+    is_unknown = torch.version.cuda is not None and not torch.cuda.is_initialized() and (
+        torch.cuda._device_count_nvml() < 0)
+    if is_unknown and not _instances(environ) and sys.platform == "linux":
+        return _counted_elsewhere(environ)
+    return count_here(environ)
+
+
+def count_here(environ: Mapping[str, str]) -> int:
+    """Count the devices in a process that may start CUDA.
+
+    Of several instances of MIG, CUDA would find one; here each counts, since each can be given to another process.
+    """
+    return len(_instances(environ)) or torch.cuda.device_count()
+
+
+def _counted_elsewhere(environ: Mapping[str, str]) -> int:
+    try:
+        done = subprocess.run(  # noqa: S603  # this interpreter, with a program of its own
+            [sys.executable, "-I", "-S", "-c", _COUNTING], env=dict(environ), check=False, text=True,
+            capture_output=True, stdin=subprocess.DEVNULL, timeout=_COUNTING_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    # Without a driver, it has failed to load the driver's library.
+    return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdecimal() else 0
+
+
+def _instances(environ: Mapping[str, str]) -> list[str]:
     given = environ.get(VISIBLE, "")
-    if given.startswith(_INSTANCE) and torch.version.cuda is not None:
-        return len(_entries(given))
-    return torch.cuda.device_count()
+    return _entries(given) if given.startswith(_INSTANCE) and torch.version.cuda is not None else []
 
 
 def entry_of(device: str, environ: Mapping[str, str]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from djinn_monitor.reading import read
 from support.servers.serving import Serving
 
 import djinn
@@ -39,7 +41,7 @@ class PatientProgram(TorchProgram):
         outputs = super().run_without(*args, **kwargs)
         for value in outputs:
             if isinstance(value, torch.Tensor) and value.numel() == 1 and value.item() > 10:
-                self.queue.submit(value.item())
+                self.queue.submit(value.item() - 10)
         return outputs
 
 class Patient(CpuExecutor):
@@ -75,7 +77,9 @@ djinn.plugins.register(Factory(), "executor")
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="djinn serve needs what Linux has")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="djinn serve needs what Linux has")
+
+
 def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(tmp_path: Path) -> None:
     with Serving(tmp_path / "log", "--plugins", "executor=patient", "--max-run-s", "1", prelude=PATIENT) as server:
         [worker] = server.workers
@@ -83,7 +87,7 @@ def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(t
         short = torch.full((1,), 0.5, device=D)
         assert (short + 0.25).cpu().item() == 0.75
         with pytest.raises(ProgramTimeoutError, match="ran for longer than 1 s"):
-            (short + 599.5).cpu()
+            (short + 609.5).cpu()
         # Its device computes on, so the worker is ended, too.
         until = time.monotonic() + 60
         while worker in server.workers and time.monotonic() < until:
@@ -91,3 +95,16 @@ def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(t
         djinn.init(server=server.address)
         assert (torch.full((1,), 0.5, device=D) + 0.25).cpu().item() == 0.75
         djinn.shutdown()
+
+
+def test_metrics_count_what_the_device_computes(tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", "--plugins", "executor=patient", "--metrics-port", "0", prelude=PATIENT) as server:
+        [page] = set(re.findall(r"metrics on (http://[^/]+)/metrics", server.log.read_text()))
+        djinn.init(server=server.address)
+        assert (torch.full((1,), 5.0, device=D) + 7).cpu().item() == 12
+        djinn.shutdown()
+        until = time.monotonic() + 10
+        while (computed_s := read(page).tenants[""].device_s) < 2:
+            assert time.monotonic() < until, f"{computed_s} s of 2 s"
+            time.sleep(0.05)
+    assert computed_s < 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
     monkeypatch.setattr(torch.cuda, "_lazy_init", start)
     monkeypatch.delenv(visible.VISIBLE, raising=False)
     return monkeypatch
@@ -59,6 +61,22 @@ def test_instances_of_a_device_are_counted_without_starting_cuda(with_cuda: pyte
     assert CudaExecutorFactory().devices() == ["cuda:0", "cuda:1"]
     with_cuda.setenv(visible.VISIBLE, INSTANCES + ",MIG-0cc3")
     assert CudaExecutorFactory().devices() == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_where_nothing_else_counts_another_process_asks_the_driver(with_cuda: pytest.MonkeyPatch) -> None:
+    def here() -> int:
+        raise AssertionError("CUDA is started")
+
+    with_cuda.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
+    with_cuda.setattr(torch.cuda, "device_count", here)
+    with_cuda.setattr(visible, "_COUNTING", f"import os; print(len(os.environ['{visible.VISIBLE}'].split(',')))")
+    with_cuda.setenv(visible.VISIBLE, "0,2,3")
+    assert CudaExecutorFactory().devices() == ["cuda:0", "cuda:1", "cuda:2"]
+    for failing in ("raise OSError", "print('two')", "import time; time.sleep(60)"):
+        with_cuda.setattr(visible, "_COUNTING", failing)
+        with_cuda.setattr(visible, "_COUNTING_TIMEOUT_S", 1.0)
+        assert CudaExecutorFactory().devices() == []
 
 
 @attrs.define

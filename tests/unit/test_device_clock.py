@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import attrs
@@ -163,6 +164,17 @@ def test_a_session_runs_as_long_as_its_kernels_do(bench: Bench) -> None:
     assert second.running_s(later) == 0
     bench.pass_until(4.0)
     assert first.running_s(later) == second.running_s(later) == 0
+
+
+def test_a_program_runs_from_when_the_one_before_has_finished(bench: Bench) -> None:
+    first, second = bench.places
+    bench.run(first, 3.0)
+    bench.run(second, 1.0)
+    submitted_ns = time.monotonic_ns()
+    bench.pass_until(3.0)
+    running = bench.board.read()
+    assert running is not None
+    assert running.began_ns > submitted_ns
 
 
 def test_a_device_that_is_lost_is_not_waited_for(bench: Bench) -> None:

@@ -1,0 +1,71 @@
+"""What a worker does when its device is lost: who is told what, and that the process ends."""
+
+from __future__ import annotations
+
+import pytest
+from djinn_executor_cpu.executor import CpuExecutor
+from djinn_server.loss import DeviceLoss
+
+from djinn.errors import DeviceLostError, TransportError
+
+REASON = "CUDA error: device-side assert triggered"
+FIRST, SECOND = "first", "second"
+
+
+class Fragile(CpuExecutor):
+    reason = ""
+
+    def loss(self) -> str:
+        return self.reason
+
+
+class Worker:
+    """What a worker with such a device has done."""
+
+    def __init__(self) -> None:
+        self.device = Fragile()
+        self.done: list[object] = []
+        self.loss = DeviceLoss(self.device, lambda: self.done.append("ended"))
+
+    def check(self, session: str) -> bool:
+        return self.loss.check(session, self.done.append, self.done.append)
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_as_long_as_the_device_works_nothing_happens(worker: Worker) -> None:
+    assert not worker.check(FIRST)
+    assert not worker.loss.is_anothers(FIRST)
+    assert worker.done == []
+
+
+def test_the_session_that_sees_it_first_learns_why_others_lose_their_connection_and_the_process_ends(
+    worker: Worker,
+) -> None:
+    worker.device.reason = REASON
+    assert worker.check(FIRST)
+    told, others, ended = worker.done
+    assert isinstance(told, DeviceLostError)
+    assert isinstance(others, TransportError)
+    assert REASON in told.summary
+    assert REASON in others.summary
+    assert "another session" in others.summary
+    assert ended == "ended"
+
+
+def test_a_session_that_sees_it_later_is_not_blamed(worker: Worker) -> None:
+    worker.device.reason = REASON
+    assert worker.check(FIRST)
+    worker.done.clear()
+    assert worker.loss.is_anothers(SECOND)
+    assert not worker.loss.is_anothers(FIRST)
+    assert worker.check(SECOND)
+    [told] = worker.done
+    assert isinstance(told, TransportError)
+
+
+def test_an_executor_that_cannot_lose_its_device_is_not_asked() -> None:
+    assert not DeviceLoss(CpuExecutor(), None).is_anothers(FIRST)
