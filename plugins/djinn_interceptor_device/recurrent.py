@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from djinn_lib_service import recurrent_operators as kinds
@@ -18,7 +19,7 @@ from djinn_lib_service.device_report import DeviceProperties, device_of
 
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
-from djinn_interceptor_device.remote_recurrence import RecurrentStack, computed_whole
+from djinn_interceptor_device.remote_recurrence import RecurrentStack, computed_whole, is_computed_whole
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 aten = torch.ops.aten
@@ -48,7 +49,11 @@ def layers(mode: int, by_input: torch._ops.OpOverload, by_data: torch._ops.OpOve
 
 
 def _whole(device: DeviceProperties, mode: int, by_input: Callable[..., Any], is_packed: bool, *args: Any) -> Any:
-    """Record a call as one operation; ``None`` if it is to be decomposed."""
+    """Record a call as one operation; ``None`` if it is to be decomposed.
+
+    With dropout between the layers, each layer is one operation: cuDNN would draw from random numbers of its own, which
+    sessions do not have.
+    """
     if is_packed:
         # The sizes of batches are never on a device.
         sequence, sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional = args
@@ -58,7 +63,16 @@ def _whole(device: DeviceProperties, mode: int, by_input: Callable[..., Any], is
         batch_sizes = ()
     states = hx if isinstance(hx, (list, tuple)) else (hx,)
     stack = RecurrentStack(by_input, mode, batch_sizes, has_biases, num_layers, train, bidirectional, batch_first)
-    return computed_whole(device, stack, (sequence, *states, *params), drops=bool(dropout) and train)
+    if not is_computed_whole(device, (sequence, *states, *params)):
+        return None
+    if not (dropout and train):
+        return computed_whole(stack, (sequence, *states, *params))
+    layer = attrs.evolve(stack, num_layers=1)
+
+    def one(data: torch.Tensor, state: Any, weights: Sequence[torch.Tensor]) -> Any:
+        return computed_whole(layer, (data, *(state if isinstance(state, list) else (state,)), *weights))
+
+    return _each_layer(one, sequence, hx, params, num_layers, dropout)
 
 
 def _takes_fused_layers(sequence: torch.Tensor, hx: Sequence[torch.Tensor]) -> bool:

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from djinn_interceptor_device import gradients
 
-__all__ = ("RecurrentStack", "computed_whole")
+__all__ = ("RecurrentStack", "computed_whole", "is_computed_whole")
 
 _DTYPES = frozenset((torch.float16, torch.float32, torch.float64))
 """Dtypes whose layers PyTorch gives to cuDNN; see ``cudnn_is_acceptable`` of aten/src/ATen/native/ConvUtils.h."""
@@ -91,27 +91,28 @@ class _Differentiable(torch.autograd.Function):
         return None, *layers.run_backward(ctx.saved_tensors, given)
 
 
-def computed_whole(
-    device: DeviceProperties, layers: RecurrentStack, tensors: Sequence[torch.Tensor], *, drops: bool
-) -> tuple[torch.Tensor, ...] | None:
-    """Record a stack of layers as one operation if local PyTorch would compute it so on such a device.
+def is_computed_whole(device: DeviceProperties, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether local PyTorch would give layers to the library of such a device, instead of decomposing them.
 
     Args:
         device: The executor's device.
+        tensors: The sequence, the states, and the parameters.
+    """
+    if gradients.is_transformed():
+        return False
+    takes_all = all(tensor.dtype in _DTYPES and tensor.numel() for tensor in tensors)
+    return not gradients.are_needed((tuple(tensors),), {}) or bool(
+        device.cudnn and torch.backends.cudnn.enabled and takes_all)
+
+
+def computed_whole(layers: RecurrentStack, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Record a stack of layers as one operation.
+
+    Args:
         layers: The stack.
         tensors: The sequence, the states, and the parameters.
-        drops: Whether there is dropout between the layers. The device's library would draw from random numbers of its
-            own, which sessions do not have.
-
-    Returns:
-        ``None`` if it is to be decomposed.
     """
-    if drops or gradients.is_transformed():
-        return None
     if not gradients.are_needed((tuple(tensors),), {}):
         return layers.run(tensors)
-    takes_all = all(tensor.dtype in _DTYPES and tensor.numel() for tensor in tensors)
-    if not (device.cudnn and torch.backends.cudnn.enabled and takes_all):
-        return None
     found: tuple[torch.Tensor, ...] = _Differentiable.apply(layers, *tensors)  # type: ignore[no-untyped-call]  # untyped there
     return found

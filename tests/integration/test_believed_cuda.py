@@ -119,12 +119,33 @@ def test_layers_that_do_not_train_have_no_backward_pass_as_with_cudnn(server: An
             next(layers.parameters()).grad.cpu()  # type: ignore[union-attr]  # the backward pass has made it
 
 
-def test_dropout_between_layers_is_drawn_from_the_sessions_numbers(server: Any) -> None:
-    layers, sequence = made("lstm", num_layers=2)
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_between_layers_is_drawn_from_the_sessions_numbers(server: Any, kind: str, is_packed: bool) -> None:
+    layers, sequence = made(kind, num_layers=3, bidirectional=True)
     layers.dropout = 0.5
-    with believed_cuda(server=server.address), djinn.capture(modules=False) as captured:
-        layers.to(D)(sequence.to(D))[0].sum().cpu()
-    assert layers_in(captured) == 0
+
+    def results(device: str) -> list[torch.Tensor]:
+        given: Any = sequence.to(device)
+        if is_packed:
+            given = nn.utils.rnn.pack_padded_sequence(sequence, torch.tensor([4, 2, 1])).to(device)
+        layers.to(device).zero_grad(set_to_none=True)
+        torch.manual_seed(7)
+        output, last = layers(given)
+        data = output.data if is_packed else output
+        data.square().sum().backward()
+        return [data, *(last if kind == "lstm" else (last,)),
+                *(parameter.grad for parameter in layers.parameters() if parameter.grad is not None)]
+
+    # Local PyTorch draws on a CPU as on a session whose executor has one.
+    wanted = [tensor.detach().clone() for tensor in results("cpu")]
+    with believed_cuda(server=server.address):
+        with djinn.capture(modules=False) as captured:
+            got = [tensor.detach() for tensor in results(D)]
+        assert len(got) == len(wanted)
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+    assert (layers_in(captured), names_in(captured).count("djinn::recurrent_backward")) == (3, 3), names_in(captured)
 
 
 def test_a_guard_refuses_gradients_of_another_size(server: Any) -> None:
