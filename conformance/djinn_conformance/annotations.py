@@ -66,7 +66,7 @@ def _metadata(operation: str) -> st.SearchStrategy[SemanticMetadata]:
         execution_phase=st.sampled_from(ExecutionPhase), data_residency=st.sampled_from(DataResidency),
         modality=st.sampled_from(Modality), memory_pattern=st.sampled_from(MemoryPattern),
         data_lineage=st.builds(DataLineage, st.tuples(_TEXT), st.tuples(_TEXT), _TEXT), flops=_COUNTS,
-        bytes_read=_COUNTS, compute_intensity=st.floats(0, allow_infinity=False), workload_hints=_HINTS,
+        bytes_read=_COUNTS, workload_hints=_HINTS,
         evidence=st.just({"modality": Evidence(Tier.STRUCTURE, 0.5)}))
 
 

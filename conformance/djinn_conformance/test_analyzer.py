@@ -21,7 +21,7 @@ from djinn_conformance.subjects import Subject
 
 _LIMIT_S = 10.0
 _FIELDS = {field.name for field in attrs.fields(SemanticMetadata)}
-_COUNTS = ("flops", "bytes_read", "bytes_written", "compute_intensity", "layer_depth", "call_index")
+_COUNTS = ("flops", "bytes_read", "bytes_written", "layer_depth", "call_index")
 Told = tuple[RecordedGraph, Sequence[PatternMatch]]
 
 

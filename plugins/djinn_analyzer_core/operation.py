@@ -56,11 +56,9 @@ def _fields(
         "flops": flops,
         "bytes_read": read,
         "bytes_written": written,
-        "compute_intensity": flops / (read + written) if read + written else 0.0,
         "memory_pattern": _memory_pattern(facts, flops, operands, is_view),
         "operation_type": node.operation,
         "requires_sync": facts.needs_client and not _has_plain_index(facts, operands),
-        "can_fuse": is_view or facts.is_elementwise,
         "can_recompute": not (node.writes or node.is_random or facts.needs_client) and (
             is_view or flops / _FLOPS_PER_BYTE_MOVED + (read + written) / _BYTES_PER_BYTE_MOVED < written),
     }

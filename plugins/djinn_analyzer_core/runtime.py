@@ -84,7 +84,7 @@ def _evidence(
     if phase >= 0:
         made["execution_phase"] = made["priority"] = evidence(Tier.RUNTIME, phase)
     if value >= 0:
-        made["data_residency"] = made["is_gradient"] = made["is_activation"] = evidence(Tier.RUNTIME, value)
+        made["data_residency"] = evidence(Tier.RUNTIME, value)
     if is_renamed:
         made["modality"] = evidence(Tier.RUNTIME, 0.95)
     if has_module:

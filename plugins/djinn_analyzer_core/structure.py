@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import DataLineage, DataResidency, Evidence, Tier
+from djinn_lib_graph.metadata import DataLineage, Evidence, Tier
 
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.meaning import Meaning
@@ -69,16 +69,11 @@ def add_structure(
 
 def add_meaning(known: dict[str, Any], found: Survey, meaning: Meaning, position: int) -> float:
     """Record a node's phase and its result's kind; return the confidence of the latter."""
-    phase, stage = meaning.phases.nodes[position][0], meaning.division.stages[position]
+    phase = meaning.phases.nodes[position][0]
     residency, sure = meaning.residency(found, position)
-    caches = meaning.caches.keys()
     known["execution_phase"] = phase
     known["data_residency"] = residency
     known["modality"] = modality_of(meaning.bits[position])
-    known["is_gradient"] = residency is DataResidency.GRADIENT
-    known["is_activation"] = residency is DataResidency.EPHEMERAL_ACTIVATION and stage is TrainingStage.FORWARD
-    known["kv_cache_related"] = not (
-        caches.isdisjoint(found.reads[position]) and caches.isdisjoint(found.makes[position]))
     known["priority"] = PRIORITIES[phase] + (WAITED_FOR if known.get("requires_sync") else 0)
     return sure
 
@@ -91,9 +86,6 @@ def _evidence(
         "execution_phase": evidence(Tier.STRUCTURE, phase),
         "data_residency": evidence(Tier.STRUCTURE, residency),
         "modality": evidence(Tier.STRUCTURE, 0.8 if modality else 0.0),
-        "is_gradient": evidence(Tier.STRUCTURE, residency),
-        "is_activation": evidence(Tier.STRUCTURE, residency),
-        "kv_cache_related": evidence(Tier.STRUCTURE, 0.9),
         "priority": evidence(Tier.STRUCTURE, phase),
         "data_lineage": certain,
     }

@@ -114,15 +114,8 @@ class SemanticMetadata:
     """Floating-point operations; a multiply-add counts as two."""
     bytes_read: int = 0
     bytes_written: int = 0
-    compute_intensity: float = 0.0
-    """FLOP per byte read or written."""
-    is_gradient: bool = False
-    is_activation: bool = False
-    kv_cache_related: bool = False
     requires_sync: bool = False
     """Whether the client waits for it: its result is not a tensor, or its shape depends on data."""
-    can_fuse: bool = False
-    """Whether it may be fused with its neighbours into one kernel: it is elementwise, or a view."""
     can_recompute: bool = False
     """Whether running it again is cheaper than moving its result, and gives the same result."""
     must_colocate: str | None = None
@@ -133,6 +126,28 @@ class SemanticMetadata:
     """Hints of patterns for the structure that contains the node."""
     evidence: Mapping[str, Evidence] = attrs.field(factory=dict)
     """By field name: who decided it. Fields not listed were decided by the operation alone."""
+
+    @property
+    def compute_intensity(self) -> float:
+        """FLOP per byte read or written."""
+        moved_bytes = self.bytes_read + self.bytes_written
+        return self.flops / moved_bytes if moved_bytes else 0.0
+
+    @property
+    def is_gradient(self) -> bool:
+        """Whether its first result is a gradient."""
+        return self.data_residency is DataResidency.GRADIENT
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether its first result is an activation of a forward pass."""
+        return self.data_residency is DataResidency.EPHEMERAL_ACTIVATION and (
+            self.execution_phase not in (ExecutionPhase.BACKWARD, ExecutionPhase.OPTIMIZER_STEP))
+
+    @property
+    def kv_cache_related(self) -> bool:
+        """Whether its first result is a KV cache."""
+        return self.data_residency is DataResidency.STATEFUL_KV_CACHE
 
 
 class WorkloadType(StrEnum):

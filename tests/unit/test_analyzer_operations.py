@@ -10,7 +10,7 @@ import torch
 from djinn_analyzer_core.analyzer import CoreAnalyzer
 from djinn_lib_graph.graph import GraphNode, Operand, RecordedGraph
 from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import DataResidency, MemoryPattern, Tier
+from djinn_lib_graph.metadata import DataResidency, MemoryPattern, SemanticMetadata, Tier
 
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.spec import SpecTable, TensorSpec
@@ -42,7 +42,6 @@ def test_elements_are_read_and_written_once() -> None:
     known = said("aten::add.Tensor", [spec(4, 8), spec(8)], [spec(4, 8)])
     assert (known["bytes_read"], known["bytes_written"], known["flops"]) == (4 * 40, 4 * 32, 0)
     assert known["memory_pattern"] is MemoryPattern.SEQUENTIAL
-    assert known["can_fuse"]
     assert known["can_recompute"]
     assert known["tensor_shape"] == (4, 8)
     assert known["dtype"] == "float32"
@@ -56,7 +55,6 @@ def test_a_view_moves_nothing() -> None:
     known = said("aten::view", [spec(4, 8)], [spec(32)], Operand(0), [32], views={"o0": "i0"})
     assert (known["bytes_read"], known["bytes_written"]) == (0, 0)
     assert known["memory_pattern"] is MemoryPattern.NONE
-    assert known["can_fuse"]
 
 
 def test_writing_in_place() -> None:
@@ -85,8 +83,22 @@ def test_weights_are_streamed_past_few_rows(rows: int, pattern: MemoryPattern) -
     known = said("aten::linear", [spec(rows, 64), spec(128, 64), spec(128)], [spec(rows, 128)])
     assert known["flops"] == 2 * rows * 64 * 128
     assert known["memory_pattern"] is pattern
-    assert known["compute_intensity"] == pytest.approx(
+    assert SemanticMetadata(**known).compute_intensity == pytest.approx(
         known["flops"] / (known["bytes_read"] + known["bytes_written"]))
+
+
+@pytest.mark.parametrize(("residency", "phase", "names"), [
+    (DataResidency.EPHEMERAL_ACTIVATION, ExecutionPhase.TRAINING_FORWARD, {"is_activation"}),
+    (DataResidency.EPHEMERAL_ACTIVATION, ExecutionPhase.BACKWARD, set()),
+    (DataResidency.GRADIENT, ExecutionPhase.BACKWARD, {"is_gradient"}),
+    (DataResidency.STATEFUL_KV_CACHE, ExecutionPhase.LLM_DECODE, {"kv_cache_related"}),
+])
+def test_earlier_names_follow_from_what_is_known(
+    residency: DataResidency, phase: ExecutionPhase, names: set[str]
+) -> None:
+    known = SemanticMetadata("aten::add.Tensor", data_residency=residency, execution_phase=phase)
+    assert {name for name in ("is_activation", "is_gradient", "kv_cache_related") if getattr(known, name)} == names
+    assert known.compute_intensity == 0
 
 
 def test_who_waits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from djinn_lib_graph.graph import RecordedGraph, ValueInfo
+from djinn_lib_graph.metadata import DataLineage
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.completion import complete
 from djinn_lib_schedule.problem import Problem
@@ -155,3 +156,11 @@ def test_the_kind_of_a_value_is_known_to_the_problem() -> None:
                           values={"w": ValueInfo(kind="parameter")})
     problem = Problem(graph, devices(p="x"))
     assert [problem.values[value] for value, stays in enumerate(problem.stays) if stays] == ["w"]
+
+
+@pytest.mark.parametrize("last_use", ["r", ""])
+def test_what_outlives_the_graph_by_its_lineage_is_kept(last_use: str) -> None:
+    known = made.meaning(data_lineage=DataLineage(sources=("x",), last_use=last_use))
+    graph = RecordedGraph((made.node("m", ["x"], ["v"], metadata=known), made.node("r", ["v"], ["y"])))
+    schedule = completed(graph, devices(p="x"), 0, 0)
+    assert (schedule.caching.get("v") is CachingPolicy.PERSIST) is (not last_use)
