@@ -15,6 +15,7 @@ from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection
 from djinn.settings import Config
 from djinn_backend_fleet.fleet import Fleet
+from djinn_backend_fleet.loads import FleetLoads
 from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, FleetMember
 
 
@@ -32,19 +33,21 @@ class FleetFactory:
             ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
         """
         settings = context.settings(Config)
-        placement = _automatic(connections, context) if settings.placement == "automatic" else ExplicitPlacement()
-        fleet = Fleet(connections, tape, released, placement, context.pace, is_debugging=settings.debug)
+        loads = FleetLoads(connections)
+        placement = (_automatic(connections, context, loads) if settings.placement == "automatic"
+                     else ExplicitPlacement())
+        fleet = Fleet(connections, tape, released, placement, loads, context.pace, is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
         fleet.introduce()
         return fleet
 
 
-def _automatic(connections: Sequence[Connection], context: BackendContext) -> Placement:
+def _automatic(connections: Sequence[Connection], context: BackendContext, loads: FleetLoads) -> Placement:
     found = [load(identity_of(connection)) for connection in connections]
     members = [FleetMember(f"{context.device.type}:{index}", connection.welcome, known.profile,
                            home_link=known.home_link)
                for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
-    return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated)
+    return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated, loads)
 
 
 def _annotated(graph: Graph) -> Graph:

@@ -25,6 +25,7 @@ from djinn.kinds.cache import SubmissionCache
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
+from djinn_backend_fleet.loads import FleetLoads
 from djinn_backend_fleet.views import view_chain
 
 
@@ -40,6 +41,7 @@ class Fleet:
         tape: The session's tape.
         released: Numbers of values that the program no longer references.
         placement: Decides which executor runs what.
+        loads: Learns how busy the executors are.
         pace: Decides when to submit.
         is_debugging: Whether the lines of user code are kept.
 
@@ -49,7 +51,7 @@ class Fleet:
 
     def __init__(
         self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement,
-        pace: AdaptiveFlush, *, is_debugging: bool,
+        loads: FleetLoads, pace: AdaptiveFlush, *, is_debugging: bool,
     ) -> None:
         reported: set[tuple[str, int]] = set()
         # Each part keeps the order in which it was placed.
@@ -65,6 +67,7 @@ class Fleet:
         self._tape = tape
         self._released = released
         self.placement = placement
+        self._loads = loads
         self._pace = pace
         self._dead: set[int] = set()
         self._transfers = itertools.count(1)
@@ -105,6 +108,7 @@ class Fleet:
 
     def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
         """Describe the executors to a scheduler; see `djinn_lib_schedule.placing.SupportsPlacement`."""
+        self._loads.refresh(self.executors)
         return self.placement.devices(self.where, values)
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
@@ -133,6 +137,7 @@ class Fleet:
         for source, target in itertools.permutations(range(len(self.executors)), 2):
             self._introduce(source, target)
         self.synchronize()
+        self._loads.refresh(self.executors)
 
     def flush(self) -> None:
         """Send everything pending to all executors."""
@@ -143,7 +148,7 @@ class Fleet:
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Bring values home; see `djinn.kinds.backend.Backend.fetch`."""
         self._take(None if whole else slots)
-        return self._asked(slots, lambda link, mine: link.fetch(mine, whole=True))
+        return self._asked(slots, lambda executor, mine: self._loads.fetch(executor, self.executors[executor], mine))
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
@@ -151,7 +156,7 @@ class Fleet:
             # An operation without results may still fail.
             self.synchronize()
         self._take(None)
-        return self._asked(slots, lambda link, mine: link.describe(mine))
+        return self._asked(slots, lambda executor, mine: self.executors[executor].describe(mine))
 
     def synchronize(self) -> None:
         """Send everything pending and wait until it has run everywhere."""
@@ -200,7 +205,7 @@ class Fleet:
         return {**counted, "materializations": self.materializations, "transfers": self.transfers,
                 "bytes_transferred": self.transferred_bytes}
 
-    def _asked(self, slots: Sequence[Slot], ask: Callable[[SingleBackend, list[Slot]], list[Any]]) -> list[Any]:
+    def _asked(self, slots: Sequence[Slot], ask: Callable[[int, list[Slot]], list[Any]]) -> list[Any]:
         """Ask every executor for its values. All commands are submitted first: an executor may wait for another."""
         self._submit()
         groups: dict[int, list[int]] = {}
@@ -208,7 +213,7 @@ class Fleet:
             groups.setdefault(self._home_of(slot), []).append(position)
         made: list[Any] = [None] * len(slots)
         for executor, positions in groups.items():
-            answers = ask(self.executors[executor], [slots[position] for position in positions])
+            answers = ask(executor, [slots[position] for position in positions])
             for position, answer in zip(positions, answers, strict=True):
                 made[position] = answer
         return made

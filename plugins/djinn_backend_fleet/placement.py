@@ -21,6 +21,7 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.session.programs import lay_out
 from djinn.wire.messages import Welcome
+from djinn_backend_fleet.loads import FleetLoads
 
 log = logging.getLogger("djinn.placement")
 
@@ -30,6 +31,9 @@ ROOM_FOR_ACTIVATIONS = 0.1
 """Fraction of a device's memory that uploads leave free."""
 _LEVELS = 8
 """Number of levels of memory use; when a device reaches another level, pieces are scheduled again."""
+_LOAD_LEVELS = 4
+"""Number of levels of load; the same holds for them."""
+
 
 class ExplicitPlacement:
     """Placement by the user: each executor is a separate device, ``remote_accelerator:0``, ``:1``, ..."""
@@ -92,6 +96,7 @@ class AutomaticPlacement:
         scheduler: Schedules operations.
         members: The executors.
         annotate: Adds semantic annotations to a graph.
+        loads: Knows how busy the executors are.
     """
 
     shares_generator = True
@@ -101,18 +106,27 @@ class AutomaticPlacement:
         return 1
 
     def __init__(
-        self, scheduler: GraphScheduler, members: Sequence[FleetMember], annotate: Callable[[Graph], Graph]
+        self, scheduler: GraphScheduler, members: Sequence[FleetMember], annotate: Callable[[Graph], Graph],
+        loads: FleetLoads,
     ) -> None:
         self._scheduler = scheduler
         self._members = list(members)
         self._annotate = annotate
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
-        # Less busy servers come first. A server is filled before the next one is used, so that values uploaded together
-        # stay together.
-        self._preference: list[int] = sorted(range(len(members)), key=lambda index: (
-            members[index].welcome.sessions, members[index].welcome.held_bytes, index))
+        self._loads = loads
+        self._ranked_by = self._load_levels()
+        self._preference = self._ranked()
         self._filling = 0
         self._pinned: int | None = None
+
+    def _ranked(self) -> list[int]:
+        """List the less busy executors first."""
+        return sorted(range(len(self._members)), key=lambda index: (
+            self._ranked_by[index], self._members[index].welcome.sessions, self._members[index].welcome.held_bytes,
+            index))
+
+    def _load_levels(self) -> tuple[int, ...]:
+        return tuple(round(_LOAD_LEVELS * self._loads.of(index)) for index in range(len(self._members)))
 
     def pin(self, executor: int | None) -> None:
         """Run all further work on one executor; ``None``: where the scheduler chooses."""
@@ -136,6 +150,10 @@ class AutomaticPlacement:
         """
         if self._pinned is not None:
             return self._pinned
+        if not any(where.held_bytes) and self._ranked_by != (levels := self._load_levels()):
+            # Later, a server is filled before the next one is used, so that values uploaded together stay together.
+            self._ranked_by = levels
+            self._preference, self._filling = self._ranked(), 0
         for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
             for place in chain(range(self._filling, len(self._preference)), range(self._filling)):
                 if self._has_room(self._preference[place], size_bytes, share, where):
@@ -159,7 +177,7 @@ class AutomaticPlacement:
             return [(node, self._pinned) for node in nodes]
         layout = lay_out(nodes, gone)
         spread = tuple(self._spread(number, where) for number in layout.inputs)
-        key = (layout.key, spread, self._shapes(nodes), self._levels(where))
+        key = (layout.key, spread, self._shapes(nodes), self._levels(where), self._load_levels())
         known = self._schedules.get(key)
         if known is None:
             known = self._schedules[key] = self._decide(nodes, layout.inputs, where)
@@ -208,9 +226,8 @@ class AutomaticPlacement:
         for index, member in enumerate(self._members):
             held = [number for number in values if where.is_at(number, index)]
             at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
-            busy = member.welcome.sessions
             made.append(DeviceInfo(
                 member.id, member.memory_bytes, where.held_bytes[index] + member.welcome.held_bytes, at_home,
                 frozenset(f"v{number}" for number in held) - at_home, member.profile, member.links, member.home_link,
-                busy / (busy + 1)))
+                self._loads.of(index)))
         return made

@@ -149,7 +149,7 @@ class DeviceInfo:
     home_link: LinkProfile = LinkProfile()
     """From here to the client."""
     load: float = 0.0
-    """Fraction of the time, from 0 to below 1, in which it is busy with other sessions' work."""
+    """Fraction of the last seconds, from 0 to below 1, in which it was busy with other sessions' work."""
 
 
 class CachingPolicy(StrEnum):

@@ -13,9 +13,11 @@ from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.capture import Captured
 from djinn_lib_graph.graph import Graph, node_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
+from djinn_lib_service.device_report import FIRST_REPORT, LOAD_HANDLE, load_in
 from djinn_lib_trace.totals import TOTALS
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
+from djinn.ir.value import Slot
 from djinn.record.devices import logical_device
 from djinn.session import runtime
 from djinn_lib_schedule.check import check_schedule
@@ -124,9 +126,12 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
     if not isinstance(backend, SupportsPlacement):
         sizes = {tensor._value.slot.storage: tensor._value.spec.reach_bytes for tensor in held.values()}
         known, welcome = calibration_of(session), backend.welcome
+        with session.lock:
+            told = backend.fetch([Slot(LOAD_HANDLE, FIRST_REPORT)], whole=False)[0]
         return [DeviceInfo(str(session.device), memory_bytes=welcome.memory_bytes or None,
                            held_bytes=max(sum(sizes.values()), welcome.held_bytes), holds=frozenset(held),
-                           profile=known.profile, home_link=known.home_link)]
+                           profile=known.profile, home_link=known.home_link,
+                           load=load_in(told, backend.address))]
     if session.backend.device_count > 1:
         return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.backend.device_count)]
     with session.lock:

@@ -9,14 +9,17 @@ import msgspec
 
 from djinn_lib_service.device_report import (
     FREE_UNUSED_HANDLE,
+    LOAD_HANDLE,
     PROPERTIES_HANDLE,
     RESET_ACCUMULATED_HANDLE,
     RESET_PEAK_HANDLE,
+    LoadFigures,
     MemoryFigures,
     properties_of,
 )
 from djinn_lib_service.handle_table import ValueTable
 from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
+from djinn_lib_service.turns import Turns
 
 __all__ = ("DeviceReports",)
 
@@ -27,17 +30,21 @@ class DeviceReports:
     Args:
         executor: The device. If it tells nothing of itself, the session's own values are counted.
         values: The session's values.
+        turns: Knows how busy the device is with other sessions; ``None`` if there are none.
     """
 
-    def __init__(self, executor: Executor, values: ValueTable) -> None:
+    def __init__(self, executor: Executor, values: ValueTable, turns: Turns | None = None) -> None:
         self._executor = executor
         self._values = values
+        self._turns = turns
 
     def answer(self, handle: int) -> list[Any]:
         """Answer one of `djinn_lib_service.device_report.REPORT_HANDLES`."""
         able = self._executor if isinstance(self._executor, SupportsDeviceReport) else None
         if handle == PROPERTIES_HANDLE:
             return list(msgspec.to_builtins(properties_of(self._executor)))
+        if handle == LOAD_HANDLE:
+            return list(msgspec.to_builtins(LoadFigures(0.0 if self._turns is None else self._turns.load())))
         own = self._values.usage
         if handle == RESET_PEAK_HANDLE:
             own.reset_peak()

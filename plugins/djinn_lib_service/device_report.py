@@ -1,8 +1,8 @@
 """What a server tells about its device: properties and memory figures, fetched like values from reserved handles.
 
-The answer is a list, whose fields are those of `DeviceProperties` or `MemoryFigures`. The three handles with an action
-answer with the figures after the action. The properties are also part of the welcome: how operations are recorded
-depends on them.
+The answer is a list, whose fields are those of `DeviceProperties`, `MemoryFigures` or `LoadFigures`. The three handles
+with an action answer with the figures after the action. The properties are also part of the welcome: how operations are
+recorded depends on them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = (
     "FIRST_REPORT",
     "FREE_UNUSED_HANDLE",
+    "LOAD_HANDLE",
     "MEMORY_HANDLE",
     "PROPERTIES_HANDLE",
     "REPORT_HANDLES",
@@ -30,9 +31,11 @@ __all__ = (
     "RESET_PEAK_HANDLE",
     "AttentionKernel",
     "DeviceProperties",
+    "LoadFigures",
     "MemoryFigures",
     "device_of",
     "facts_of_device",
+    "load_in",
     "properties_of",
     "summary_of",
 )
@@ -47,7 +50,9 @@ RESET_ACCUMULATED_HANDLE: Final = 2**64 - 6
 """Reserved handle: resets the sums of what was allocated and freed."""
 FREE_UNUSED_HANDLE: Final = 2**64 - 7
 """Reserved handle: gives memory that is kept for reuse back to the device."""
-REPORT_HANDLES: Final = frozenset(range(FREE_UNUSED_HANDLE, PROPERTIES_HANDLE + 1))
+LOAD_HANDLE: Final = 2**64 - 8
+"""Reserved handle: how busy the device is with other sessions now."""
+REPORT_HANDLES: Final = frozenset(range(LOAD_HANDLE, PROPERTIES_HANDLE + 1))
 FIRST_REPORT: Final = 2**63
 """The storage in a slot of one of these handles: this, plus the index of the device that is asked."""
 
@@ -146,3 +151,25 @@ class MemoryFigures(msgspec.Struct, frozen=True, array_like=True):
     total_bytes: Size
     allocated: MemoryUsage
     reserved: MemoryUsage
+
+
+class LoadFigures(msgspec.Struct, frozen=True, array_like=True):
+    """How busy a device is.
+
+    Attributes:
+        others: Fraction of the last seconds in which other sessions had it.
+    """
+
+    others: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+
+
+def load_in(answer: object, address: str) -> float:
+    """Read what a server has answered about its load.
+
+    Raises:
+        ProtocolError: It is no load.
+    """
+    try:
+        return msgspec.convert(answer, LoadFigures).others
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"{address} described its load wrongly: {error}.") from error

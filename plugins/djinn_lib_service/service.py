@@ -90,7 +90,7 @@ class SessionService:
         spare = executor.spare_room() if manager is None and isinstance(executor, SupportsGrowth) else None
         self._values = SessionValues(executor, self.memory, random, self._failures, travels=travels,
                                      contents=contents, allowance=allowance, spare=spare,
-                                     about_to_read=self.ahead.about_to_read)
+                                     about_to_read=self.ahead.about_to_read, turns=turns)
         self._programs = DefinedPrograms(executor, self._failures, allowance, watch, spare)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
                                  self._predictor, self.ahead, self._run_time, self._warnings, turns, spare,

@@ -19,7 +19,7 @@ from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SpareRoom, SupportsSharing
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
-from djinn_lib_service.turns import Allowance
+from djinn_lib_service.turns import Allowance, Turns
 
 __all__ = ("SessionValues",)
 
@@ -37,6 +37,7 @@ class SessionValues:
         allowance: Limits the number of values; ``None`` for no limit.
         spare: Knows values that lie in spare room; ``None`` if there are none.
         about_to_read: Called with each value before a command other than a run uses it.
+        turns: Knows how busy the device is; ``None`` if nobody else uses it.
 
     Attributes:
         adopt: Copies a tensor to the device, or takes it over; it may then be written as a value.
@@ -48,7 +49,8 @@ class SessionValues:
 
     def __init__(self, executor: Executor, memory: SessionMemory, random: RandomState, failures: Failures, *,
                  travels: bool = False, contents: Contents | None = None, allowance: Allowance | None = None,
-                 spare: SpareRoom | None = None, about_to_read: Callable[[Any], None] = lambda _: None) -> None:
+                 spare: SpareRoom | None = None, about_to_read: Callable[[Any], None] = lambda _: None,
+                 turns: Turns | None = None) -> None:
         self._about_to_read = about_to_read
         self._memory = memory
         self._spare = spare
@@ -58,7 +60,7 @@ class SessionValues:
         self._contents = contents
         self._allowance = allowance
         self._not_admitted: Poisoned | None = None
-        self._reports = DeviceReports(executor, memory.values)
+        self._reports = DeviceReports(executor, memory.values, turns)
         shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
         self._shares = shared is not None and contents is not None
         # Nothing may write to kept contents, so the value is a copy, unless the system copies pages that are written.

@@ -21,6 +21,9 @@ class Turns(Protocol):
     def end(self) -> None:
         """Mark the program as finished; called once after each `begin` that has returned."""
 
+    def load(self) -> float:
+        """Return the fraction of the last seconds, from 0 to below 1, in which others had the device."""
+
 
 class Allowance(Protocol):
     """Limits what a session may request."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import Counter
@@ -12,13 +11,12 @@ from djinn_lib_server.kinds.metrics import Amounts, Counts, TenantTotals
 
 from djinn_server.counters import Meters, WorkerReport, added, merged
 from djinn_server.placement import DeviceLoad
+from djinn_server.recent import RECENT_S, RecentSum
 
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore")
 
 MAX_TENANTS = 100
 """Maximum number of tenants with their own label. Each label is a time series, and series are costly to store."""
-RECENT_S = 5.0
-"""Time constant of the load average: older demand counts less and less when loads are compared."""
 OTHERS = "(other)"
 """Label shared by all other tenants; no tenant can have this name."""
 
@@ -43,8 +41,7 @@ class Account:
         self.label = label
         self.limit_bytes = limit_bytes
         self.device = device
-        self._wanted = 0.0
-        self._heeded_s = time.monotonic()
+        self._wanted = RecentSum()
         self.counts = Counts()
         self.amounts = Amounts()
 
@@ -53,12 +50,11 @@ class Account:
         before, now = self.counts, time.monotonic()
         self.counts, self.amounts = merged(max, before, report.counts), report.amounts
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
-        self._wanted = self.wanted(now) + wanted_s / RECENT_S
-        self._heeded_s = now
+        self._wanted.add(wanted_s, now)
 
     def wanted(self, now: float) -> float:
         """Return the worker's recent demand, in devices."""
-        return self._wanted * math.exp((self._heeded_s - now) / RECENT_S)
+        return self._wanted.at(now) / RECENT_S
 
 
 class MetricsStore:

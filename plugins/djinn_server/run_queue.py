@@ -20,6 +20,7 @@ from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run, RunDelta
 from djinn_server.board import NOBODY, Board, Mark
 from djinn_server.device_clock import DeviceClock, DeviceSpan
+from djinn_server.recent import RECENT_S, RecentSum
 
 __all__ = ("DeviceLease", "RunQueue", "SessionSlot")
 
@@ -29,6 +30,8 @@ leave the others their share, so the others never starve."""
 CREDIT_S = 0.05
 """How far a session's virtual time may lag when it joins the line. A session that waits for each answer before its next
 request is never in the line when the next program is chosen; with this credit, it still gets its share."""
+MAX_LOAD = 0.95
+"""A device is never reported as busier with others: work would seem to take forever there."""
 _SMOOTHING = 0.2
 _MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 _BETWEEN_TRIES_S = 0.1
@@ -110,6 +113,9 @@ class RunQueue:
         self._waits = [0] * (len(BUCKETS_S) + 1)
         self._wait_s = 0.0
         self._used_s = 0.0
+        self._recent = RecentSum()
+        """How long the device was in use lately, by sessions of this worker and by other workers that it waited for."""
+        self._asked_s = 0.0
 
         if self.clock is not None:
             threading.Thread(target=self.clock.watch, args=(self.look,), name="djinn-device-clock", daemon=True).start()
@@ -125,9 +131,14 @@ class RunQueue:
                 return False
             for span, device_s in self.clock.finished():
                 self._charge(span.owner, device_s - span.host_s)
-                self._used_s += device_s
+                self._used(span.owner, device_s, time.monotonic())
             self._show()
         return True
+
+    def _used(self, place: SessionSlot, used_s: float, now: float) -> None:
+        self._used_s += used_s
+        self._recent.add(used_s, now)
+        place.recent.add(used_s, now)
 
     def _charge(self, place: SessionSlot, more_s: float) -> None:
         kind = place.kind
@@ -163,8 +174,12 @@ class RunQueue:
     def granted(self, turn: int) -> None:
         """Accept a turn: the worker may use the device until the turn is recalled."""
         with self.lock:
+            now = time.monotonic()
+            if self._has_asked:
+                # Other workers had the device.
+                self._recent.add(now - self._asked_s, now)
             self._turn, self._has_asked, self.is_recalled, self._until_s = turn, False, False, math.inf
-            self._let_next(time.monotonic())
+            self._let_next(now)
 
     def recalled(self, turn: int, left_s: float) -> None:
         """Prepare to give a turn back: no program starts after ``left_s``, and the worker does not wait for work."""
@@ -236,7 +251,7 @@ class RunQueue:
         kind.waiting.append(place)
         self._waiting += 1
         if self._turn < 0 and not self._has_asked and self._turnstile is not None:
-            self._has_asked = True
+            self._has_asked, self._asked_s = True, place.asked_s
             self._turnstile.ask()
         return False
 
@@ -253,7 +268,7 @@ class RunQueue:
         self.running = None
         last = None if self.clock is None else self.clock.mark()
         if self.clock is None or place.first is None or last is None:
-            self._used_s += used_s
+            self._used(place, used_s, now)
         else:
             self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns))
         self._show()
@@ -295,9 +310,18 @@ class RunQueue:
 
     def _give_back(self, *, wants_more: bool) -> None:
         turn, self._turn = self._turn, -1
-        self.is_recalled, self._has_asked = False, wants_more
+        self.is_recalled, self._has_asked, self._asked_s = False, wants_more, time.monotonic()
         if self._turnstile is not None:
             self._turnstile.give_back(turn, wants_more=wants_more)
+
+    def load_of_others(self, place: SessionSlot) -> float:
+        """Return the fraction of the last seconds in which the device was in use, but not by a session."""
+        now = time.monotonic()
+        with self.lock:
+            others_s = self._recent.at(now) - place.recent.at(now)
+            if self.running is not None and self.running is not place:
+                others_s += now - self._since_ns / 1e9
+        return min(MAX_LOAD, max(0.0, others_s / RECENT_S))
 
     def _expected_wait_s(self) -> float:
         """Estimate the wait: the time that the queued programs need, or the current wait if that is longer."""
@@ -339,6 +363,8 @@ class SessionSlot:
         self.began_s = 0.0
         self.first: DeviceMark | None = None
         """The mark before its running program."""
+        self.recent = RecentSum()
+        """How long it used the device lately."""
 
     def received(self, batch: Batch) -> None:
         """Record a message that is about to be executed."""
@@ -417,6 +443,10 @@ class SessionSlot:
                 self.left -= 1
                 line.queued -= 1
             line.end(self, time.monotonic())
+
+    def load(self) -> float:
+        """Return how busy the device is with others; see `djinn_lib_service.turns.Turns.load`."""
+        return self._line.load_of_others(self)
 
     def running_s(self, now: float) -> float:
         """Return how long the session's program has been running; 0 if none is."""

@@ -1,0 +1,31 @@
+"""A sum over the last seconds."""
+
+from __future__ import annotations
+
+import math
+import time
+
+__all__ = ("RECENT_S", "RecentSum")
+
+RECENT_S = 5.0
+"""Time constant of recent sums: what is older counts less and less."""
+
+
+class RecentSum:
+    """A sum whose older parts decay exponentially. What is added at a constant rate adds up to that of `RECENT_S`.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._since_s = time.monotonic()
+
+    def add(self, amount: float, now: float) -> None:
+        """Add an amount."""
+        self._sum, self._since_s = self.at(now) + amount, now
+
+    def at(self, now: float) -> float:
+        """Return the sum at a time, which is not before the last addition."""
+        return self._sum * math.exp((self._since_s - now) / RECENT_S)
