@@ -409,7 +409,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
         kind: Kind of the command.
         number: Number of the program or transfer, or handle of the upload.
         begin_ns: Start time.
-        end_ns: End time. An asynchronous device may still be working at that time.
+        end_ns: End time. An asynchronous device that cannot tell may still be working at that time.
     """
 
     kind: Literal["run", "send", "receive", "upload"]

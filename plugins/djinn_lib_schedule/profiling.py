@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.wrapping import ConnectionWrapper
-from djinn_lib_trace.spans import connections_through
+from djinn_lib_trace.spans import ServerClock, connections_through
 
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Result, RunDelta, Send, Timing
@@ -123,9 +122,7 @@ class _Watch(ConnectionWrapper):
         self.runs = 0
         self.sent: dict[int, tuple[int, int]] = {}
         self.timings: list[Timing] = []
-        self._offset_ns = 0
-        self._round_trip_ns = sys.maxsize
-        """Of the request that tells the offset: the shortest, since it is as wrong as half of that."""
+        self._clock = ServerClock()
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Submit a batch."""
@@ -136,12 +133,7 @@ class _Watch(ConnectionWrapper):
         asking = self._asking(batch)
         begin_ns = time.monotonic_ns()
         result, data = self.plain.request(asking, tensors)
-        end_ns = time.monotonic_ns()
-        if end_ns - begin_ns < self._round_trip_ns:
-            self._round_trip_ns = end_ns - begin_ns
-            # The answer was written about half a round trip ago. An executor on this machine has the same clock.
-            is_same_clock = begin_ns <= result.now_ns <= end_ns
-            self._offset_ns = 0 if is_same_clock else (begin_ns + end_ns) // 2 - result.now_ns
+        self._clock.compare(begin_ns, time.monotonic_ns(), result.now_ns)
         self.timings += result.timings
         return result, data
 
@@ -154,7 +146,7 @@ class _Watch(ConnectionWrapper):
 
     def span(self, timing: Timing) -> StepSpan:
         """Convert a timing to the clock of this machine."""
-        return StepSpan((timing.begin_ns + self._offset_ns) / 1e9, (timing.end_ns + self._offset_ns) / 1e9)
+        return StepSpan(self._clock.here(timing.begin_ns) / 1e9, self._clock.here(timing.end_ns) / 1e9)
 
     def told(self, kind: str) -> list[Timing]:
         """List the timings of a kind, in order."""

@@ -1,23 +1,22 @@
-"""What a session reports with its answers: failures, timings of commands, and how long programs ran."""
+"""What a session reports with its answers: failures, and how long programs ran."""
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from djinn.wire.messages import Command, Failure, Poisoned, Receive, Result, Run, RunDelta, Send, Timing, Upload
+from djinn.wire.messages import Failure, Poisoned
 from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
+from djinn_lib_service.timings import Timings
 
 MAX_FAILURES = 1000
 """Most failures remembered between two answers; later ones are merged into the last."""
-MAX_TIMINGS = 10_000
-"""Most timings remembered between two answers; the latest are kept."""
 _T = TypeVar("_T")
 
 
@@ -105,35 +104,6 @@ class Failures:
         return Poisoned(self._pending[-1].identity)
 
 
-class Timings:
-    """When commands were executed.
-
-    Concurrency:
-        One thread at a time.
-    """
-
-    def __init__(self) -> None:
-        self._pending: deque[Timing] = deque(maxlen=MAX_TIMINGS)
-
-    def add(self, command: Command, begin_ns: int) -> None:
-        """Record the end of a command, if its kind is reported."""
-        end_ns = time.monotonic_ns()
-        if isinstance(command, (Run, RunDelta)):
-            self._pending.append(Timing("run", command.program, begin_ns, end_ns))
-        elif isinstance(command, Send):
-            self._pending.append(Timing("send", command.transfer, begin_ns, end_ns))
-        elif isinstance(command, Receive):
-            self._pending.append(Timing("receive", command.transfer, begin_ns, end_ns))
-        elif isinstance(command, Upload):
-            self._pending.append(Timing("upload", command.handle, begin_ns, end_ns))
-
-    def added_to(self, result: Result) -> Result:
-        """Return an answer with the timings since the last call."""
-        taken = tuple(self._pending)
-        self._pending.clear()
-        return msgspec.structs.replace(result, timings=taken, now_ns=time.monotonic_ns())
-
-
 class RunTime:
     """Measures how long programs run, if the client requests it.
 
@@ -146,6 +116,7 @@ class RunTime:
 
     Attributes:
         is_wanted: Whether the client has requested it.
+        timings: When each program ran, if the client has requested that.
 
     Concurrency:
         One thread at a time.
@@ -156,6 +127,7 @@ class RunTime:
         self._settle = executor.settle if is_asynchronous and isinstance(executor, SupportsSettling) else None
         self._attempt = attempt
         self.is_wanted = False
+        self.timings: Timings | None = None
         self._first_ns = 0
         self._ns = 0
 
@@ -164,7 +136,7 @@ class RunTime:
         begin_ns = time.monotonic_ns()
         self._first_ns = self._first_ns or begin_ns
         try:
-            return run()
+            return run() if self.timings is None else self.timings.of(run)
         finally:
             self._ns += time.monotonic_ns() - begin_ns
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,9 +37,10 @@ from djinn_lib_service.peer_exchange import Post
 from djinn_lib_service.peer_values import PeerValues
 from djinn_lib_service.program_runs import ProgramRuns
 from djinn_lib_service.program_table import DefinedPrograms
-from djinn_lib_service.reports import Failures, RunTime, Timings
+from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.timings import Timings
 from djinn_lib_service.turns import Allowance, Turns
 
 __all__ = ("SessionService",)
@@ -84,8 +86,8 @@ class SessionService:
         self.memory = SessionMemory() if manager is None else manager.join(self._random, self.ahead, contents)
         self._failures = Failures(self.memory.explain)
         self._warnings = KernelWarnings()
-        self._timings: Timings | None = None
         self._run_time = RunTime(executor, self._failures.attempt)
+        self._new_timings = partial(Timings, executor, self._failures.attempt)
         # With a limit, storages are moved and computed again one by one, so each holds one value and no more.
         spare = executor.spare_room() if manager is None and isinstance(executor, SupportsGrowth) else None
         self._values = SessionValues(executor, self.memory, random, self._failures, travels=travels,
@@ -141,7 +143,8 @@ class SessionService:
         return self.memory.values.get(handle)
 
     def _is_quiet(self) -> bool:
-        return self._timings is None and not self._failures.pending and not self._warnings.pending
+        # Timings can wait for an answer that is asked for.
+        return not self._failures.pending and not self._warnings.pending
 
     def close(self) -> None:
         """Drop all values and programs of the session."""
@@ -176,9 +179,10 @@ class SessionService:
         self._uploads = iter(tensors)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered
-        if batch.timed and self._timings is None:
-            self._timings = Timings()
-        if self._timings is None:
+        if batch.timed and self._run_time.timings is None:
+            self._run_time.timings = self._new_timings()
+        timings = self._run_time.timings
+        if timings is None:
             for command in batch.commands:
                 self._carry_out(command)
         else:
@@ -187,7 +191,7 @@ class SessionService:
                 self._carry_out(command)
                 if batch.settled and isinstance(command, (Run, RunDelta)):
                     self._run_time.settle()
-                self._timings.add(command, begin_ns)
+                timings.add(command, begin_ns)
         # The iterator would keep the batch's tensors until the next batch.
         self._uploads = iter(())
         # The failures of a batch that was answered early are reported with the next answer.
@@ -257,7 +261,8 @@ class SessionService:
         self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
                         warnings=self._warnings.take())
-        return (result if self._timings is None else self._timings.added_to(result)), data
+        timings = self._run_time.timings
+        return (result if timings is None else timings.added_to(result, waits=batch.synchronize)), data
 
     @property
     def can_look_ahead(self) -> bool:

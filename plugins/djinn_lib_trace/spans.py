@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
+import msgspec
 from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.kinds.transport import Connection
-from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Upload
+from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Timing, Upload
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +52,7 @@ class Span:
     thread: str
     """Name of its thread."""
     facts: Mapping[str, Any] = attrs.field(factory=dict)
-    """Counts; and ``is_estimated`` if a remote executor was only observed from the client."""
+    """Counts; of what an executor did, and of what led there, the ``executor`` and the number of the ``run``."""
 
 
 class Spans:
@@ -58,7 +60,6 @@ class Spans:
 
     Attributes:
         dropped: How many did not fit.
-        executions: How many batches an executor has reported.
 
     Concurrency:
         Any thread may add.
@@ -67,7 +68,6 @@ class Spans:
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self.dropped = 0
-        self.executions = 0
 
     def __iter__(self) -> Iterator[Span]:
         return iter(sorted(self._spans, key=lambda span: (span.begin_ns, -span.end_ns)))
@@ -77,24 +77,17 @@ class Spans:
 
     def add(self, name: str, stage: SpanStage, begin_ns: int, **facts: Any) -> None:
         """Add a span that ends now, on this thread."""
-        self.executions += stage is SpanStage.EXECUTION
+        self.put(Span(name, stage, begin_ns, time.perf_counter_ns(), threading.current_thread().name, facts))
+
+    def put(self, span: Span) -> None:
+        """Add a span."""
         if len(self._spans) >= MAX_SPANS:
             self.dropped += 1
-            return
-        self._spans.append(Span(name, stage, begin_ns, time.perf_counter_ns(), threading.current_thread().name, facts))
-
-    @contextlib.contextmanager
-    def timed(self, name: str, stage: SpanStage, **facts: Any) -> Iterator[None]:
-        """Add a span for the duration of the block, also if it raises."""
-        begin_ns = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.add(name, stage, begin_ns, **facts)
+        else:
+            self._spans.append(span)
 
 
-current: Spans | None = None
-"""Where an executor in this process reports its work; ``None`` if spans are not collected. Read once per batch."""
+_is_collecting = False
 
 
 @contextlib.contextmanager
@@ -103,17 +96,19 @@ def spans_of(session: Session) -> Iterator[Spans]:
 
     Raises:
         RuntimeError: Another block is already collecting.
+        Exception: That of an operation which has failed before.
     """
-    global current
-    if current is not None:
+    global _is_collecting
+    if _is_collecting:
         raise RuntimeError("Spans are being collected already.")
-    spans = Spans()
-    with connections_through(session, lambda remote, plain: _TimedConnection(plain, spans, remote)):
-        current = spans
-        try:
+    spans, _is_collecting = Spans(), True
+    try:
+        # The executor tells of everything since its last answer.
+        session.synchronize()
+        with connections_through(session, lambda remote, plain: _TimedConnection(plain, spans, remote)):
             yield spans
-        finally:
-            current = None
+    finally:
+        _is_collecting = False
 
 
 @contextlib.contextmanager
@@ -142,8 +137,29 @@ def connections_through(
                 each()
 
 
+class ServerClock:
+    """Converts times of a server's clock, by comparing it with this process's clock at each answer."""
+
+    def __init__(self) -> None:
+        self._offset_ns = 0
+        self._round_trip_ns = sys.maxsize
+        """Of the request that tells the offset: the shortest, since it is as wrong as half of that."""
+
+    def compare(self, begin_ns: int, end_ns: int, now_ns: int) -> None:
+        """Take in that the server's clock showed a time between two moments."""
+        if end_ns - begin_ns < self._round_trip_ns:
+            self._round_trip_ns = end_ns - begin_ns
+            # The answer was written about half a round trip ago. An executor on this machine has the same clock.
+            is_same_clock = begin_ns <= now_ns <= end_ns
+            self._offset_ns = 0 if is_same_clock else (begin_ns + end_ns) // 2 - now_ns
+
+    def here(self, server_ns: int) -> int:
+        """Convert a time."""
+        return server_ns + self._offset_ns
+
+
 class _TimedConnection(ConnectionWrapper):
-    """A connection that measures how long its requests take."""
+    """A connection that measures how long its requests take, and that asks when its executor ran programs."""
 
     def __init__(self, plain: Connection, spans: Spans, remote: RemoteExecutor) -> None:
         super().__init__(plain)
@@ -151,32 +167,46 @@ class _TimedConnection(ConnectionWrapper):
         self._remote = remote
         self._free_ns = time.perf_counter_ns()
         self._sent = remote.nodes_sent
-        self._waiting_ns: int | None = None
-        """Since when the executor has been busy, as far as the client knows; ``None`` if it is idle."""
+        self._clock = ServerClock()
+        self._is_asked = False
+        self._runs_sent = self._runs_told = 0
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Submit a batch."""
         facts = self._recorded(batch, tensors)
         with self._timed("hand over", facts):
-            self.plain.submit(batch, tensors)
+            self.plain.submit(self._asking(batch), tensors)
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Submit a batch and wait for its answer."""
         facts = self._recorded(batch, tensors)
-        told = self._spans.executions
+        asking, begin_ns = self._asking(batch), time.perf_counter_ns()
         with self._timed("ask and wait", facts):
-            answer = self.plain.request(batch, tensors)
-        begin_ns, self._waiting_ns = self._waiting_ns, None
-        if self._spans.executions == told and begin_ns is not None:
-            self._spans.add("executor, seen from here", SpanStage.EXECUTION, begin_ns, is_estimated=True)
+            answer = self.plain.request(asking, tensors)
+        if answer[0].now_ns:
+            self._clock.compare(begin_ns, time.perf_counter_ns(), answer[0].now_ns)
+        for timing in answer[0].timings:
+            self._told(timing)
         return answer
+
+    def _asking(self, batch: Batch) -> Batch:
+        """Ask when commands are executed, from the first batch on: it is asked once."""
+        is_asked, self._is_asked = self._is_asked, True
+        return batch if is_asked else msgspec.structs.replace(batch, timed=True)
+
+    def _told(self, timing: Timing) -> None:
+        """Add the span of a command that was executed. Runs are told of in the order in which they were sent."""
+        facts: dict[str, Any] = {"executor": self._remote.address}
+        if timing.kind == "run":
+            facts |= {"run": self._runs_told, "program": timing.number}
+            self._runs_told += 1
+        self._spans.put(Span(timing.kind, SpanStage.EXECUTION, self._clock.here(timing.begin_ns),
+                             self._clock.here(timing.end_ns), self._remote.welcome.device, facts))
 
     @contextlib.contextmanager
     def _timed(self, name: str, facts: Mapping[str, Any]) -> Iterator[None]:
         received, sent = self.plain.bytes_received, self.plain.bytes_sent
         begin_ns = time.perf_counter_ns()
-        if self._waiting_ns is None:
-            self._waiting_ns = begin_ns
         try:
             yield
         finally:
@@ -184,12 +214,14 @@ class _TimedConnection(ConnectionWrapper):
                             bytes_received=self.plain.bytes_received - received)
             self._free_ns = time.perf_counter_ns()
 
-    def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
+    def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Close the span of recording, and count what the batch holds."""
         operations, self._sent = self._remote.nodes_sent - self._sent, self._remote.nodes_sent
         if operations:
             self._spans.add("record", SpanStage.CAPTURE, self._free_ns, operations=operations)
         kinds = [type(command) for command in batch.commands]
-        return {"operations": operations, "runs": kinds.count(Run) + kinds.count(RunDelta),
+        runs, first = kinds.count(Run) + kinds.count(RunDelta), self._runs_sent
+        self._runs_sent += runs
+        return {"operations": operations, "runs": runs, "run": first, "executor": self._remote.address,
                 "new_programs": kinds.count(Define), "uploads": kinds.count(Upload), "fetched": len(batch.fetch)}
 

@@ -66,13 +66,14 @@ def _names(lines: dict[tuple[str, str], int]) -> list[Any]:
 
 
 def _arrows(events: Sequence[Any]) -> list[Any]:
-    """Connect each batch on the wire to its execution: batches are executed in the order of submission."""
-    handed = [event for event in events if event["cat"] == "wire"]
-    carried_out = [event for event in events if event["cat"] == "execution"]
-    if len(handed) != len(carried_out) or any(event["args"].get("is_estimated") for event in carried_out):
-        return []
+    """Connect each batch on the wire to the first of its programs that the executor ran."""
+    ran = {(event["args"]["executor"], event["args"]["run"]): event
+           for event in events if event["cat"] == "execution" and "run" in event["args"]}
     arrows = []
-    for number, (source, target) in enumerate(zip(handed, carried_out, strict=True)):
+    for number, source in enumerate(event for event in events if event["cat"] == "wire" and event["args"].get("runs")):
+        target = ran.get((source["args"]["executor"], source["args"]["run"]))
+        if target is None:
+            continue
         common = {"name": "batch", "cat": "batch", "id": number, "pid": PROCESS}
         arrows.append({**common, "ph": "s", "tid": source["tid"], "ts": source["ts"]})
         arrows.append({**common, "ph": "f", "bp": "e", "tid": target["tid"], "ts": target["ts"]})

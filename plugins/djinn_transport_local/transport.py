@@ -25,7 +25,6 @@ from djinn_lib_service.peer_exchange import DRAIN_S, LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
 from djinn_lib_service.switches import Switches, switches
 from djinn_lib_service.upload_dedup import after
-from djinn_lib_trace import spans
 
 from djinn.errors import (
     ConfigurationError,
@@ -211,11 +210,7 @@ class LocalConnection:
             # PyTorch's thread count is per thread, and libraries round differently with another count.
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
-            watching = spans.current
-            if watching is None:
-                return self._handled(batch, tensors, stop)
-            with watching.timed("run", spans.SpanStage.EXECUTION, commands=len(batch.commands)):
-                return self._handled(batch, tensors, stop)
+            return self._handled(batch, tensors, stop)
 
         waits_for = self._unfinished[0][0] if len(self._unfinished) >= MAX_BATCHES else None
         self._unfinished.append((done, stop))

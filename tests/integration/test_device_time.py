@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from djinn_lib_trace.spans import SpanStage, spans_of
 from djinn_monitor.reading import read
 from support.servers.serving import Serving
 
@@ -108,3 +109,22 @@ def test_metrics_count_what_the_device_computes(tmp_path: Path) -> None:
             assert time.monotonic() < until, f"{computed_s} s of 2 s"
             time.sleep(0.05)
     assert computed_s < 4
+
+
+def test_spans_of_a_trace_are_those_of_the_device(tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", "--plugins", "executor=patient", prelude=PATIENT) as server:
+        session = djinn.init(server=server.address, flush_every=None)
+        value = torch.full((1,), 5.0, device=D)
+        with spans_of(session) as found:
+            longer = value + 6
+            djinn.flush()
+            shorter = value + 5.5
+            djinn.flush()
+            handed_over_ns = time.perf_counter_ns()
+            assert (longer - shorter).cpu().item() == 0.5
+        djinn.shutdown()
+    first, second, _ = [span for span in found if span.stage is SpanStage.EXECUTION and "run" in span.facts]
+    assert (first.end_ns - first.begin_ns) / 1e9 == pytest.approx(1.0, abs=0.02)
+    assert (second.end_ns - second.begin_ns) / 1e9 == pytest.approx(0.5, abs=0.02)
+    assert first.end_ns <= second.begin_ns
+    assert handed_over_ns < second.begin_ns, "the device begins after it was submitted"

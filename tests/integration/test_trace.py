@@ -68,7 +68,7 @@ def test_recording_wire_and_execution_are_told_apart_in_this_process() -> None:
     assert [span.name for span in told[SpanStage.WIRE]] == ["hand over"] * 5 + ["ask and wait"]
     # Also those that travel as what is not as expected.
     assert [span.facts["runs"] for span in told[SpanStage.WIRE]] == [1] * 6
-    assert {span.thread for span in told[SpanStage.EXECUTION]} == {"djinn-local-executor"}
+    assert {span.thread for span in told[SpanStage.EXECUTION]} == {"cpu"}
     assert all(span.begin_ns <= span.end_ns for span in found)
     for handed, executed in zip(told[SpanStage.WIRE], told[SpanStage.EXECUTION], strict=True):
         assert handed.begin_ns <= executed.begin_ns, "what was not handed over is not run"
@@ -80,14 +80,17 @@ def test_nothing_is_left_behind_when_nobody_asks_any_more() -> None:
     connection = unwrapped(session.backend).connection
     with spans_of(session) as found:
         assert unwrapped(session.backend).connection is not connection
-        with pytest.raises(RuntimeError), spans_of(session):
+        with pytest.raises(RuntimeError, match="already"), spans_of(session):
             pass
         work()
         count, sent = len(found), djinn.stats()["nodes_executed"]
     assert unwrapped(session.backend).connection is connection
-    assert spans.current is None
     work()
     assert len(found) == count > 0
+    with spans_of(session) as others:
+        work()
+    runs = [span.facts["run"] for span in others if span.stage is SpanStage.EXECUTION]
+    assert runs == list(range(6)), "what ran before is not told of"
     assert djinn.stats()["nodes_executed"] > sent
 
 
@@ -101,14 +104,16 @@ def test_an_error_ends_its_span_and_reaches_the_user() -> None:
     assert djinn.is_initialized()
 
 
-def test_an_executor_elsewhere_is_told_as_seen_from_here(server: Any) -> None:
+def test_an_executor_elsewhere_tells_when_it_ran(server: Any) -> None:
     session = djinn.init(server=server.address, flush_every=None)
     with spans_of(session) as found:
         work()
     told = by_stage(found)
-    (seen,) = told[SpanStage.EXECUTION]
-    assert seen.facts == {"is_estimated": True}
-    assert told[SpanStage.WIRE][0].begin_ns <= seen.begin_ns <= told[SpanStage.WIRE][0].end_ns
+    assert [span.facts["run"] for span in told[SpanStage.EXECUTION]] == list(range(6))
+    assert {span.facts["executor"] for span in told[SpanStage.EXECUTION]} == {server.address}
+    for handed, executed in zip(told[SpanStage.WIRE], told[SpanStage.EXECUTION], strict=True):
+        assert (handed.facts["runs"], handed.facts["run"]) == (1, executed.facts["run"])
+        assert handed.begin_ns <= executed.begin_ns <= executed.end_ns <= told[SpanStage.WIRE][-1].end_ns
     assert sum(span.facts["bytes_sent"] for span in told[SpanStage.WIRE]) > 0
     assert told[SpanStage.WIRE][-1].facts["bytes_received"] > 0
 

@@ -10,7 +10,7 @@ import attrs
 import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service import reports
+from djinn_lib_service import reports, timings
 from djinn_lib_service.mailbox import InboxRegistry
 from djinn_lib_service.peer_exchange import LocalPeer, PeerExchange
 from djinn_lib_service.service import SessionService
@@ -349,7 +349,7 @@ def test_timings_come_once_asked_for_and_cost_nothing_before(sides: tuple[Side, 
 
 
 def test_timings_that_nobody_fetches_are_bounded(sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MAX_TIMINGS", 5)
+    monkeypatch.setattr(timings, "MAX_TIMINGS", 5)
     here, _ = sides
     here.service.handle(Batch([Run(number, (), [], ()) for number in range(10, 30)], timed=True), [])
     result, _ = here.ask([])

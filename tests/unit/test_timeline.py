@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 from djinn_lib_trace.spans import Span, SpanStage
 from djinn_trace.timeline import events_of, write
 
@@ -12,8 +14,8 @@ from djinn.ir.phase import ExecutionPhase
 
 SPANS = [
     Span("record", SpanStage.CAPTURE, 1_000, 5_000, "MainThread", {"operations": 3}),
-    Span("hand over", SpanStage.WIRE, 5_000, 6_000, "MainThread"),
-    Span("run", SpanStage.EXECUTION, 5_500, 9_500, "executor"),
+    Span("hand over", SpanStage.WIRE, 5_000, 6_000, "MainThread", {"runs": 2, "run": 7, "executor": "here"}),
+    Span("run", SpanStage.EXECUTION, 5_500, 9_500, "executor", {"run": 7, "executor": "here"}),
 ]
 CALLS = [Span("Model", SpanStage.CAPTURE, 1_500, 4_000, "MainThread")]
 
@@ -41,9 +43,10 @@ def test_an_arrow_leads_from_the_wire_to_the_execution() -> None:
     assert [(event["ph"], event["id"], event["ts"]) for event in arrows] == [("s", 0, 4.0), ("f", 0, 4.5)]
 
 
-def test_no_arrow_leads_to_what_is_only_estimated() -> None:
-    seen = Span("executor, seen from here", SpanStage.EXECUTION, 5_000, 9_000, "MainThread", {"is_estimated": True})
-    assert {event["ph"] for event in events_of([*SPANS[:2], seen])} == {"M", "X"}
+@pytest.mark.parametrize("other", [{"run": 8, "executor": "here"}, {"run": 7, "executor": "elsewhere"}, {}])
+def test_no_arrow_leads_to_another_run(other: dict[str, Any]) -> None:
+    ran = Span("run", SpanStage.EXECUTION, 5_000, 9_000, "executor", other)
+    assert {event["ph"] for event in events_of([*SPANS[:2], ran])} == {"M", "X"}
 
 
 def test_nothing_happened_is_a_timeline_too(tmp_path: Path) -> None:
