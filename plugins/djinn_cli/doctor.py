@@ -17,6 +17,7 @@ import attrs
 import torch
 from djinn_lib_service.device_report import device_of, summary_of
 from djinn_lib_service.kinds.transport import SupportsCertificate
+from djinn_lib_service.server_address import server_address
 from djinn_lib_service.settings import TlsSettings, UploadSettings
 
 from djinn.errors import DjinnError, LimitError, PluginError, RefusedError
@@ -74,9 +75,7 @@ def examine(plugins: Plugins, problems: Sequence[DjinnError]) -> list[CheckResul
         _attempt("executor devices here", lambda: _executor_devices(plugins)),
     ])
     checks += _under("This system", [*_limits(), *_systems(plugins)])
-    return checks + _under("The server", _server(plugins, config) if config.server else [
-        CheckResult("server", ok=True, found="none; operations run in this process",
-                    remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server.")])
+    return checks + _under("The server", _server(plugins, config))
 
 
 def _under(group: str, checks: Iterable[CheckResult]) -> list[CheckResult]:
@@ -193,25 +192,38 @@ def _amount(limit: int, infinity: int, unit: str = "") -> str:
 
 
 def _server(plugins: Plugins, config: Config) -> list[CheckResult]:
+    """Find the server, and check it."""
+    try:
+        address = server_address(plugins)
+    except DjinnError as error:
+        return [_failed("cluster", error)]
+    if not address:
+        return [CheckResult("server", ok=True, found="none; operations run in this process",
+                            remedy="To use one, set DJINN_SERVER=tcp://HOST:PORT or give --server.")]
+    led = CheckResult("cluster", ok=True, found=f"its directory leads to {address}")
+    return [*([] if config.server else [led]), *_connection(plugins, config, address)]
+
+
+def _connection(plugins: Plugins, config: Config, address: str) -> list[CheckResult]:
     """Connect, and check what the connection shows. Without a connection, report only that."""
     found: list[CheckResult] = []
 
     def look() -> str:
-        scheme = config.server.partition("://")[0]
+        scheme = address.partition("://")[0]
         # An upload that the server keeps would not be sent a second time.
         settings = Settings(plugins.settings(TlsSettings), UploadSettings(owner=""))
         options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=settings)
         begun = time.perf_counter()
-        connection = plugins.transport_for(scheme).connect(config.server, options)
+        connection = plugins.transport_for(scheme).connect(address, options)
         connected_s = time.perf_counter() - begun
         try:
             round_trip_s = statistics.median(_round_trip_s(connection) for _ in range(ROUND_TRIPS))
-            found.extend((_versions(connection), _certificate(connection, time.time()), _token(config)))
+            found.extend((_versions(connection), _certificate(connection, time.time()), _token(config, address)))
             found.append(_attempt("throughput", lambda: _throughput(connection)))
         finally:
             connection.close()
         welcome = connection.welcome
-        return (f"{config.server} answers: device {welcome.device} ({summary_of(device_of(welcome))}), "
+        return (f"{address} answers: device {welcome.device} ({summary_of(device_of(welcome))}), "
                 f"torch {welcome.torch}, python {welcome.python}; "
                 f"connected in {connected_s * 1e3:.1f} ms, round trip {round_trip_s * 1e3:.3f} ms")
 
@@ -274,11 +286,11 @@ def _certificate(connection: Connection, now_s: float) -> CheckResult:
                            "connect."))
 
 
-def _token(config: Config) -> CheckResult:
+def _token(config: Config, address: str) -> CheckResult:
     """Say whether there is a token, and whether others could read it in transit."""
     if not config.token:
         return CheckResult("token", ok=True, found="none; the server lets in everybody who can reach it")
-    if config.server.startswith("tcp://") and not _stays_here(urlsplit(config.server).hostname or ""):
+    if address.startswith("tcp://") and not _stays_here(urlsplit(address).hostname or ""):
         return CheckResult("token", ok=False, found="given, and taken by the server; sent over a network in the clear",
                            remedy="Start the server with --tls-cert and use its tls:// address, or reach it through a "
                                   "tunnel; then have a new token made.")

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import attrs
 import typer
+from djinn_lib_service.server_address import server_address
 
 from djinn.errors import ConfigurationError, DjinnError
 from djinn.plugins import Plugins
@@ -25,7 +26,8 @@ __all__ = ("status",)
 def status(
     connect: Annotated[str, typer.Option(
         show_default=False, metavar="URL",
-        help="Server to greet as a client would, such as tcp://HOST:PORT. Without --metrics either: DJINN_SERVER.",
+        help="Server to greet as a client would, such as tcp://HOST:PORT. Without --metrics either: DJINN_SERVER, or "
+             "the server that the directory of DJINN_CLUSTER leads to.",
     )] = "",
     metrics: MetricsOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -64,34 +66,33 @@ def status(
 
 def _look(connect: str, metrics: str) -> dict[str, Any]:
     plugins = Plugins.configured({"server": connect or None}, os.environ)
-    config = plugins.settings(Config)
-    if not metrics and not config.server:
-        raise ConfigurationError("It is not said which server.",
-                                 hint="Give --connect tcp://HOST:PORT or --metrics http://HOST:PORT, or set "
-                                      "DJINN_SERVER or DJINN_METRICS.")
     content: dict[str, Any] = {"ready": True, "reason": ""}
     if connect or not metrics:
-        content["server"] = _greeted(plugins)
+        content["server"] = _greeted(plugins, server_address(plugins))
     if metrics:
         content |= _told(read(metrics))
     return content
 
 
-def _greeted(plugins: Plugins) -> dict[str, Any]:
+def _greeted(plugins: Plugins, address: str) -> dict[str, Any]:
     """Start a session, which ends at once, and return the server's description of itself."""
     from djinn_lib_service.device_report import device_of, summary_of
 
     from djinn.kinds import ConnectOptions
 
+    if not address:
+        raise ConfigurationError("No server is named.",
+                                 hint="Give --connect tcp://HOST:PORT or --metrics http://HOST:PORT, or set "
+                                      "DJINN_SERVER, DJINN_CLUSTER or DJINN_METRICS.")
     config = plugins.settings(Config)
     options = ConnectOptions(token=config.token, connect_timeout_s=config.connect_timeout_s, settings=plugins.settings)
-    transport = plugins.transport_for(config.server.partition("://")[0])
+    transport = plugins.transport_for(address.partition("://")[0])
     begun = time.perf_counter()
-    connection = transport.connect(config.server, options)
+    connection = transport.connect(address, options)
     connected_s = time.perf_counter() - begun
     welcome = connection.welcome
     connection.close()
-    return {"address": config.server, "connected_s": round(connected_s, 6), "device": welcome.device,
+    return {"address": address, "connected_s": round(connected_s, 6), "device": welcome.device,
             "hardware": summary_of(device_of(welcome)),
             "torch": welcome.torch, "python": welcome.python, "protocol": welcome.protocol,
             "sessions": welcome.sessions, "held_bytes": welcome.held_bytes, "limit_bytes": welcome.memory_bytes}

@@ -46,8 +46,8 @@ class Clusters:
         self.folder = folder / "djinn" / "clusters"
         self._state = str(folder)
 
-    def run(self, *words: str) -> Any:
-        return run_djinn(*words, XDG_STATE_HOME=self._state, OMP_NUM_THREADS="1")
+    def run(self, *words: str, **environment: str) -> Any:
+        return run_djinn(*words, XDG_STATE_HOME=self._state, OMP_NUM_THREADS="1", **environment)
 
     def programs(self) -> list[dict[str, Any]]:
         done = self.run("cluster", "status", "--json")
@@ -109,6 +109,12 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
     assert set(done.stdout.splitlines()) == {
         f"djinn cluster lab: {program['name']} serving {program['address']}" for program in programs}
     by_address = {program["address"]: program for program in programs}
+    found = clusters.run("status", "--json", DJINN_CLUSTER=programs[0]["address"])
+    assert json.loads(found.stdout)["server"]["address"] in list(by_address)[1:], found
+    found = clusters.run("doctor", "--json", DJINN_CLUSTER=programs[0]["address"])
+    checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
+    assert checks["server"]["ok"], found
+    assert checks["cluster"]["found"].removeprefix("its directory leads to ") in list(by_address)[1:]
 
     model = gpt2(**MODEL)
     wanted = generated(model, PROMPT, TOKENS)

@@ -175,10 +175,10 @@ def test_the_doctor_names_limits_of_the_system_that_are_too_low() -> None:
     ("tcp://[::1]:7777", True), ("tcp://localhost:7777", True), ("tls://gpu.example.org:7777", True),
     ("unix:///run/djinn.sock", True)])
 def test_a_token_that_others_can_read_on_its_way_is_a_problem(server: str, good: bool) -> None:
-    check = _token(Config(server=server, token="hush"))
+    check = _token(Config(token="hush"), server)
     assert (check.ok, bool(check.remedy)) == (good, not good)
     assert "hush" not in check.found + check.remedy
-    assert _token(Config(server=server)).ok
+    assert _token(Config(), server).ok
 
 
 def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None:
@@ -188,6 +188,13 @@ def test_the_doctor_names_a_server_that_does_not_answer_and_what_to_do() -> None
     assert cells[1] == "server"
     assert "tcp://127.0.0.1:1" in cells[2]
     assert re.search(r"-> .*djinn serve", done.stdout)
+
+
+def test_the_doctor_names_a_directory_that_does_not_answer() -> None:
+    done = run_djinn("doctor", "--json", DJINN_CLUSTER="tcp://127.0.0.1:1/lab")
+    [check] = [check for check in json.loads(done.stdout)["checks"] if check["group"] == "The server"]
+    assert (done.returncode, check["name"], check["ok"]) == (1, "cluster", False)
+    assert "The directory tcp://127.0.0.1:1/lab does not answer" in check["found"]
 
 
 def test_the_doctor_tells_of_plugins_and_settings_that_are_wrong(install: Install) -> None:
