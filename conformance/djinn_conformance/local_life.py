@@ -1,14 +1,18 @@
 """The effects of an interceptor on a process, observed in a separate process.
 
-``python -m djinn_conformance.local_life NAME`` observes local PyTorch, imports djinn with the interceptor ``NAME``,
-observes again, and prints the results as JSON. The order of imports matters: before the first observation, djinn has
-not been imported.
+``python -m djinn_conformance.local_life`` reads names of interceptors. For each, a fork observes local PyTorch, imports
+djinn with this interceptor, observes again, and prints the results as JSON. The order of imports matters: before the
+first observation, djinn has not been imported. The forks share what PyTorch takes seconds to import.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
+import faulthandler
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -16,7 +20,9 @@ import random
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +32,9 @@ from djinn_conformance import fakes
 
 __all__ = ("ACTIONS", "LINES", "look", "report_on")
 
+_TIMEOUT_S = 120.0
+_SHARED = ("torch._dynamo", "torch.export", "torch.utils.data")
+"""Modules that the observed actions import in any case."""
 _WATCHED = ("socket.connect", "socket.bind", "socket.listen", "subprocess.Popen", "os.fork", "os.posix_spawn",
             "os.system")
 
@@ -204,19 +213,52 @@ def report_on(name: str) -> dict[str, Any]:
             "fakes": _compared(fakes.LINES, devices[0])}
 
 
-def observe(name: str, timeout_s: float = 120.0) -> dict[str, Any]:
-    """Run `report_on` in a separate interpreter."""
+@cache
+def _observer() -> subprocess.Popen[str]:
     path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
-    done = subprocess.run(  # noqa: S603  # this interpreter, this module, and the name of a plugin
-        [sys.executable, "-m", "djinn_conformance.local_life", name],
-        env={**os.environ, "PYTHONPATH": path, "DJINN_SERVER": ""}, capture_output=True, text=True, timeout=timeout_s,
-        check=False)
-    if done.returncode:
-        raise AssertionError(f"a process with the interceptor {name!r} ended with {done.returncode}:\n"
-                             f"{done.stderr[-4000:]}")
-    seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "djinn_conformance.local_life"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "DJINN_SERVER": ""}, text=True)
+    atexit.register(process.communicate)  # closes its input, which ends it
+    return process
+
+
+def observe(name: str) -> dict[str, Any]:
+    """Run `report_on` in a process of its own.
+
+    Raises:
+        AssertionError: It failed, or did not end in time.
+    """
+    process = _observer()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{name}\n")
+    process.stdin.flush()
+    seen: dict[str, Any] = json.loads(process.stdout.readline() or '{"problem": "ended"}')
+    if "problem" in seen:
+        raise AssertionError(f"a process with the interceptor {name!r} {seen['problem']}")
     return seen
 
 
+def _report(name: str) -> None:
+    """Print what a fork finds out about an interceptor; the fork's output is this process's."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.dump_traceback_later(_TIMEOUT_S, exit=True)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what plugins print is not the answer
+                answer = report_on(name)
+        except BaseException:  # noqa: BLE001  # reported; plugins may raise anything
+            answer = {"problem": f"failed:\n{traceback.format_exc()[-4000:]}"}
+        print(json.dumps(answer), flush=True)  # noqa: T201  # the answer that `observe` reads
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status:
+        print(json.dumps({"problem": f"ended with {status}"}), flush=True)  # noqa: T201  # as above
+
+
 if __name__ == "__main__":
-    print(json.dumps(report_on(sys.argv[1])))  # noqa: T201  # the answer that `observe` reads
+    for module in _SHARED:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        _report(line.strip())
