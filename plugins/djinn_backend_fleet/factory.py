@@ -34,8 +34,8 @@ class FleetFactory:
         """
         settings = context.settings(Config)
         loads = FleetLoads(connections)
-        placement = (_automatic(connections, context, loads) if settings.placement == "automatic"
-                     else ExplicitPlacement())
+        placement = (ExplicitPlacement() if settings.placement == "explicit"
+                     else _automatic(connections, context, loads))
         fleet = Fleet(connections, tape, released, placement, loads, context.pace, is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
         fleet.introduce()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from djinn_lib_torch.executor import TorchExecutor, no_such_device
+from djinn_lib_torch.processor import processor_name
 
 __all__ = ("CpuExecutor", "CpuExecutorFactory")
 
@@ -27,8 +27,7 @@ class CpuExecutor(TorchExecutor):
 
     def properties(self) -> Mapping[str, Any]:
         """Describe the processor; see `djinn_lib_service.kinds.executor.SupportsDeviceReport`."""
-        name = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-        return {"kind": "cpu", "name": name, "has_bfloat16": True,
+        return {"kind": "cpu", "name": processor_name(), "has_bfloat16": True,
                 "free_bytes": _pages_bytes("SC_AVPHYS_PAGES"), "total_bytes": _pages_bytes("SC_PHYS_PAGES"),
                 "multi_processor_count": os.cpu_count() or 0}
 

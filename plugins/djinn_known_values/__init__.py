@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
-from djinn.settings import Declarations
+from djinn.settings import Config, Declarations
 from djinn_known_values.settings import KnownValueSettings
 
 if TYPE_CHECKING:
@@ -30,4 +30,5 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
         return None
     from djinn_known_values.backend import open_knowing
 
-    return lambda opens: partial(open_knowing, opens, context.classifier, limit_bytes)
+    takes_reals = context.settings(Config).placement == "cost"
+    return lambda opens: partial(open_knowing, opens, context.classifier, limit_bytes, takes_reals)

@@ -16,8 +16,9 @@ from djinn.ir.tape import Node, Signature, Tape
 from djinn.ir.value import Slot
 from djinn.kinds import Backend, Classifier, Connection, OpenBackend, SubmissionCache
 from djinn.kinds.classifier import SupportsEffects
-from djinn.wire.messages import GENERATOR_HANDLE
+from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_known_values.answers import RememberedAnswers
+from djinn_known_values.arithmetic import HOME_BYTES, REALS, computes_alike
 from djinn_known_values.companions import Companions
 from djinn_known_values.operators import Rule, is_integer_spec, is_integer_tensor, rule_of, takes_only_integers
 from djinn_known_values.values import KnownValues
@@ -52,7 +53,8 @@ class KnowingBackend(BackendWrapper):
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
         hides: Says whether an operator may have effects that its schema does not declare; ``None`` if nobody can say.
-        limit_bytes: Size of the largest value that is kept.
+        limit_bytes: Size of the largest integer value that is kept.
+        takes_reals: Whether real numbers are followed, too, as long as all executors compute as this process does.
 
     Concurrency:
         The caller holds the session's lock. Other threads may append to the tape; if they did so unseen, everything
@@ -63,7 +65,8 @@ class KnowingBackend(BackendWrapper):
     """
 
     def __init__(self, plain: Backend, tape: Tape, released: deque[int],
-                 hides: Callable[[torch._ops.OpOverload], bool] | None, limit_bytes: int) -> None:
+                 hides: Callable[[torch._ops.OpOverload], bool] | None, limit_bytes: int,
+                 *, takes_reals: bool = False) -> None:
         super().__init__(plain)
         self._tape = tape
         self._released = released
@@ -72,6 +75,9 @@ class KnowingBackend(BackendWrapper):
         self._known = KnownValues(limit_bytes)
         self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
         self._companions = Companions(self._known, wishes_of(tape))
+        self._may_take_reals = takes_reals
+        self._takes_reals = False
+        self._welcomes: list[Welcome] = []
         self._rules: dict[Signature, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
         self._seen = 0
@@ -127,7 +133,9 @@ class KnowingBackend(BackendWrapper):
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor, and keep a copy if it is small."""
         self._sent(lambda: self.plain.upload(number, dense, device))
-        if number != GENERATOR_HANDLE and is_integer_tensor(dense) and dense.nbytes <= self._limit_bytes:
+        is_followed = is_integer_tensor(dense) and dense.nbytes <= self._limit_bytes
+        is_followed |= self._takes_reals and dense.dtype in REALS and dense.nbytes <= HOME_BYTES
+        if number != GENERATOR_HANDLE and is_followed:
             with torch.inference_mode(mode=False):
                 self._known.put(number, dense.detach().clone())
 
@@ -160,6 +168,8 @@ class KnowingBackend(BackendWrapper):
 
     def _look(self) -> None:
         """Look at the nodes that were recorded since the last time."""
+        if self._may_take_reals:
+            self._compare()
         # First: whatever uses or makes a value that is dead by now is on the tape already.
         dead = [*self._released, *self._companions.freed()]
         nodes = list(self._tape.nodes)
@@ -175,7 +185,7 @@ class KnowingBackend(BackendWrapper):
             if rule is Rule.NOTHING:
                 continue
             if rule is Rule.COMPUTES:
-                if takes_only_integers(node):
+                if self._takes_reals or takes_only_integers(node):
                     self._known.compute(node)
             elif self._known or self._answers:
                 places = node.signature.writes if rule is Rule.WRITES else range(len(node.inputs))
@@ -186,12 +196,22 @@ class KnowingBackend(BackendWrapper):
         self._known.release(dead)
         self._answers.died(dead)
 
+    def _compare(self) -> None:
+        """Look whether all executors compute as this process does; a recovery may have brought others."""
+        welcomes = [executor.welcome for executor in self.executors]
+        if welcomes != self._welcomes:
+            self._welcomes = welcomes
+            self._takes_reals = all(map(computes_alike, welcomes))
+            self._rules.clear()
+            self._known.clear()
+
     def _rule(self, signature: Signature) -> Rule:
         rule = self._rules.get(signature)
         if rule is None:
             if len(self._rules) >= MAX_RULES:
                 self._rules.clear()
-            rule = self._rules[signature] = rule_of(signature, COMPUTED_LIMIT * self._limit_bytes, self._hides)
+            rule = self._rules[signature] = rule_of(
+                signature, COMPUTED_LIMIT * self._limit_bytes, self._hides, takes_reals=self._takes_reals)
         return rule
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
@@ -245,13 +265,13 @@ class PlacingKnowingBackend(KnowingBackend, PlacingWrapper):
     """The same for several executors."""
 
 
-def open_knowing(opens: OpenBackend, classifier: Classifier, limit_bytes: int, connections: Sequence[Connection],
-                 tape: Tape, released: deque[int]) -> Backend:
+def open_knowing(opens: OpenBackend, classifier: Classifier, limit_bytes: int, takes_reals: bool,
+                 connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
     plain = opens(connections, tape, released)
     kind = PlacingKnowingBackend if isinstance(plain, SupportsPlacement) else KnowingBackend
     hides = classifier.hides_effects if isinstance(classifier, SupportsEffects) else None
-    return kind(plain, tape, released, hides, limit_bytes)
+    return kind(plain, tape, released, hides, limit_bytes, takes_reals=takes_reals)
 
 
 def _hides_nothing(_: torch._ops.OpOverload) -> bool:

@@ -12,6 +12,7 @@ from djinn_lib_service.operators import operator_named
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
+from djinn_known_values.arithmetic import ARITHMETIC, REALS, depends_on_threads
 
 __all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "is_integer_spec", "is_integer_tensor", "rule_of",
            "takes_only_integers")
@@ -54,13 +55,16 @@ class Rule(Enum):
     """Its results are known if its operands are."""
 
 
-def rule_of(signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.OpOverload], bool]) -> Rule:
+def rule_of(
+    signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.OpOverload], bool], *, takes_reals: bool = False
+) -> Rule:
     """Return what the operations with a signature mean.
 
     Args:
         signature: The signature.
         limit_bytes: Size of the largest value that the client computes.
         hides: Says whether an operator may have effects that its schema does not declare.
+        takes_reals: Whether the client computes real numbers as the executor does.
     """
     template = signature.template
     operator = operator_named(template.operator)
@@ -71,12 +75,14 @@ def rule_of(signature: Signature, limit_bytes: int, hides: Callable[[torch._ops.
     name = _name_of(signature)
     if name in _SHAPES:
         return Rule.NOTHING if template.switches else Rule.COMPUTES
-    if (name not in _EXACT and template.operator not in _EXACT_OVERLOADS) or signature.is_random or template.switches:
+    is_exact = name in _EXACT or template.operator in _EXACT_OVERLOADS or (takes_reals and name in ARITHMETIC)
+    if not is_exact or signature.is_random or template.switches or depends_on_threads(name, signature):
         return Rule.NOTHING
     if template.operator in _PLAIN:
         return Rule.COMPUTES
+    dtypes = _INTEGERS | REALS if takes_reals else _INTEGERS
     for spec in signature.results:
-        if spec is None or spec.dtype not in _INTEGERS or spec.size_bytes > limit_bytes:
+        if spec is None or spec.dtype not in dtypes or spec.size_bytes > limit_bytes:
             return Rule.NOTHING
     return Rule.COMPUTES if signature.results else Rule.NOTHING
 

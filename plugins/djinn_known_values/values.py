@@ -17,6 +17,7 @@ from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 from djinn.wire.messages import Description
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
+from djinn_known_values.arithmetic import KEPT_BYTES
 from djinn_known_values.operators import ABSORBING, absorbed, gives_new_shapes, is_integer_spec, is_integer_tensor
 
 __all__ = ("KnownValue", "KnownValues", "Unknown")
@@ -68,6 +69,7 @@ class KnownValue:
         position: Which of the operation's results it is.
         is_small: Whether it may be fetched for the sake of others.
         tensor: The value, if it was uploaded or fetched.
+        kept_bytes: Bytes of the value, if it was uploaded.
     """
 
     slot: Slot
@@ -76,6 +78,7 @@ class KnownValue:
     position: int = 0
     is_small: bool = False
     tensor: torch.Tensor | None = None
+    kept_bytes: int = 0
 
     @property
     def is_computed(self) -> bool:
@@ -104,6 +107,7 @@ class KnownValues:
         self._values: OrderedDict[int, KnownValue] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
         self._calls: dict[Template, BoundCall] = {}
+        self._kept_bytes = 0
 
     def __len__(self) -> int:
         return len(self._values)
@@ -114,12 +118,17 @@ class KnownValues:
         return None if value is None else value.storage
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
-        """Take over the value of a new storage."""
-        self._add(KnownValue(Slot(number, number), number, tensor=tensor))
+        """Take over the value of a new storage; earlier ones go if there are too many bytes."""
+        self._kept_bytes += tensor.nbytes
+        self._add(KnownValue(Slot(number, number), number, tensor=tensor, kept_bytes=tensor.nbytes))
+        while self._kept_bytes > KEPT_BYTES:
+            self._remove(next(earlier for earlier, value in self._values.items() if value.kept_bytes))
 
     def compute(self, node: Node) -> None:
         """Note an operation; its results are known if all its operands are, or if one of them decides."""
-        if node.signature.template.operator in ABSORBING and self._absorb(node):
+        signature = node.signature
+        if signature.template.operator in ABSORBING and all(map(is_integer_spec, filter(None, signature.results))) and (
+                self._absorb(node)):
             return
         operands = []
         for slot, spec in zip(node.inputs, node.signature.operands, strict=False):
@@ -211,8 +220,8 @@ class KnownValues:
 
     def written_storage(self, storage: int) -> None:
         """Drop the values of a storage."""
-        for number in self._storages.pop(storage, ()):
-            self._values.pop(number, None)
+        for number in tuple(self._storages.get(storage, ())):
+            self._remove(number)
 
     def release(self, numbers: Iterable[int]) -> None:
         """Drop values that the program no longer refers to."""
@@ -225,6 +234,7 @@ class KnownValues:
         """Drop everything."""
         self._values.clear()
         self._storages.clear()
+        self._kept_bytes = 0
 
     def _is_small(self, spec: TensorSpec) -> bool:
         return is_integer_spec(spec) and spec.size_bytes <= self._limit_bytes
@@ -241,6 +251,7 @@ class KnownValues:
         value = self._values.pop(number, None)
         if value is None:
             return
+        self._kept_bytes -= value.kept_bytes
         others = self._storages[value.storage]
         others.discard(number)
         if not others:
@@ -307,7 +318,7 @@ class KnownValues:
 def _fits(result: Any, spec: TensorSpec | None) -> bool:
     """Whether a result has the metadata that the program sees."""
     if spec is None:
-        return isinstance(result, int)
+        return isinstance(result, (int, float))
     return isinstance(result, torch.Tensor) and result.dtype is spec.dtype and result.size() == spec.size
 
 
