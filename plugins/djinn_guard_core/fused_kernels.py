@@ -9,11 +9,12 @@ from typing import Any, TypeAlias
 import torch
 from djinn_lib_service.attention_operators import dtype_of_sums, padded_rows
 
-from djinn_guard_core.preconditions import Named, expect, numel_is, size_is
+from djinn_guard_core.preconditions import Named, expect, numel_is, same_size, size_is
 
 __all__ = ("Rule", "attention", "attention_backward", "attention_residuals", "attention_with_residuals",
            "encoder_layer", "fused_optimizer", "multi_head_attention", "packed_network", "recurrent",
-           "recurrent_backward", "recurrent_network", "recurrent_network_backward", "whole_attention")
+           "recurrent_backward", "recurrent_network", "recurrent_network_backward", "whole_attention",
+           "whole_batch_norm")
 
 Rule: TypeAlias = Callable[[Named], None]
 """Raises the error that the kernel should raise."""
@@ -78,6 +79,21 @@ def attention_residuals(named: Named) -> None:
     expect(named["logsumexp"].dtype == dtype_of_sums(query.dtype), "logsumexp of another dtype")
     size_is(named, "random", (2,))
     expect(named["random"].dtype == torch.int64, "random of another dtype")
+
+
+def whole_batch_norm(named: Named) -> None:
+    """Check batch norm and its backward pass: there is a number for each channel, in one dtype."""
+    tensor, weight = named["input"], named["weight"]
+    expect(tensor.dim() >= 2 and tensor.numel() > 0, "input is empty or has less than 2 dimensions")
+    for name in ("weight", "bias", "running_mean", "running_var", "mean", "variance", "save_mean", "save_invstd"):
+        given = named.get(name)
+        if given is not None:
+            size_is(named, name, (tensor.shape[1],))
+            expect(given.dtype == weight.dtype and given.device == tensor.device, f"{name} does not fit weight")
+    expect((named.get("running_mean") is None) == (named.get("running_var") is None), "one of two statistics")
+    if "grad_out" in named:
+        same_size(named, "input", "grad_out")
+        expect(named["grad_out"].dtype == tensor.dtype, "grad_out of another dtype")
 
 
 def recurrent_network(gates: int) -> Rule:

@@ -13,7 +13,7 @@ from djinn.record import devices
 from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import histograms, zeros
+from djinn_interceptor_device import histograms, remote_norms, zeros
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
@@ -169,9 +169,16 @@ def is_same_size(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
 
 def batch_norm(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a training step by the overload whose schema says that it writes the running statistics."""
+    if not kwargs and (made := remote_norms.batch_norm(session, *args)) is not NotImplemented:
+        return made
     _, _, _, mean, variance, training, *_ = args
     writes = training and mean is not None and variance is not None
     return record(session, aten._native_batch_norm_legit.default, args, kwargs) if writes else NotImplemented
+
+
+def batch_norm_backward(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the backward pass for the device to choose a kernel, if it may."""
+    return NotImplemented if kwargs else remote_norms.batch_norm_backward(session, *args)
 
 
 def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -229,6 +236,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._pack_padded_sequence.default: pack_padded,
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
     **{getattr(aten, name).default: keep_whole for name in WHOLE},
     **zeros.HANDLERS,

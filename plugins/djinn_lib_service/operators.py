@@ -8,12 +8,13 @@ import torch
 
 from djinn.errors import UnknownOperatorError
 from djinn_lib_service.attention_operators import ATTENTION_OPERATORS
+from djinn_lib_service.norm_operators import NORM_OPERATORS
 from djinn_lib_service.recurrent_operators import RECURRENT_OPERATORS
 from djinn_lib_service.stored_models import STORED_TENSOR
 
 __all__ = ("LAYER_OPERATORS", "is_as_declared", "operator_named")
 
-LAYER_OPERATORS = ATTENTION_OPERATORS | RECURRENT_OPERATORS
+LAYER_OPERATORS = ATTENTION_OPERATORS | NORM_OPERATORS | RECURRENT_OPERATORS
 """djinn's own operators that compute what belongs to one kernel of a device's library."""
 
 _QUALIFIED = re.compile(r"(?P<namespace>\w{1,100})::(?P<name>\w{1,200})(\.(?P<overload>\w{1,100}))?")

@@ -64,6 +64,7 @@ FUSED_NORMS = {
     "batch_norm": "batch", "native_batch_norm": "batch", "_native_batch_norm_legit": "batch",
     "_native_batch_norm_legit_no_training": "batch", "_native_batch_norm_legit_functional": "batch",
     "_batch_norm_with_update": "batch", "_batch_norm_no_update": "batch", "_batch_norm_impl_index": "batch",
+    "batch_norm_training": "batch", "batch_norm_inference": "batch",
     "cudnn_batch_norm": "batch", "miopen_batch_norm": "batch", "instance_norm": "batch",
 }
 """Normalisation as one operation, and its kind."""
