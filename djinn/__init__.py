@@ -37,8 +37,8 @@ __all__ = (  # noqa: F405  # see above
     "build_graph", "calibrate", "capture", "disable_interception", "ensure_initialized", "errors", "execute", "explain",
     "find_patterns", "flush", "get_coordinator", "get_current_context", "get_global_builder", "get_graph",
     "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "get_thread_pool", "init",
-    "init_async", "is_capturing", "is_initialized", "later", "materialize", "materialize_async", "metrics", "models",
-    "profiles", "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level",
+    "init_async", "is_capturing", "is_initialized", "kept", "later", "materialize", "materialize_async", "metrics",
+    "models", "profiles", "register_init_hook", "reset_stats", "run_async", "schedule", "session", "set_debug_level",
     "should_intercept", "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ from sphinx.environment.adapters.toctree import global_toctree_for_doc
 
 _HERE = Path(__file__).parent
 _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "notebooks/a_shared_server", "run",
-        "run_cuda", "libraries", "models", "api", "configuration", "server", "cluster", "dashboard", "deployment",
-        "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "async", "several", "earlier", "errors",
-        "troubleshooting")
+        "run_cuda", "libraries", "models", "named", "api", "configuration", "server", "cluster", "dashboard",
+        "deployment", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "async", "several", "earlier",
+        "errors", "troubleshooting")
 _KNOW = ("capabilities", "documents", "compatibility", "conformance", "performance", "foreign", "reliability",
          "threats")
 _LIBRARIES = tuple(sorted(path.name for path in (_HERE.parent / "plugins").glob("djinn_lib_*")))

@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.named_values import NAMED_OPERATORS
 from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
 from djinn_lib_service.random_exchange import EXCHANGE
 from djinn_lib_service.stored_models import STORED_OPERATORS
@@ -152,7 +153,7 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
-    if name == EXCHANGE or name in LAYER_OPERATORS or name in STORED_OPERATORS or name in SPARSE:
+    if name == EXCHANGE or any(name in own for own in (LAYER_OPERATORS, STORED_OPERATORS, NAMED_OPERATORS, SPARSE)):
         return
     if namespace == NAMESPACE:
         group = group_of(name)

@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.kinds import Prepared
+from djinn_lib_service.named_values import NAMED_OPERATORS
 from djinn_lib_service.operators import is_as_declared
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 
@@ -127,9 +128,12 @@ def is_proven(operator: torch._ops.OpOverload) -> bool:
 def _looks_at_no_elements(operator: torch._ops.OpOverload) -> bool:
     """Whether, by its schema, an operator only makes a view, or changes which view its argument is.
 
-    Some of these operators copy, always or if a view is impossible; copying respects strides.
+    Some of these operators copy, always or if a view is impossible; copying respects strides. Those of named sessions
+    keep their operands as they are.
     """
     schema = operator._schema
+    if operator.name() in NAMED_OPERATORS:
+        return True
     is_of_views = torch.Tag.inplace_view in operator.tags or torch.Tag.view_copy in operator.tags
     if is_of_views or not any("Tensor" in str(item.type) for item in schema.arguments):
         return True

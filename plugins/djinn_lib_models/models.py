@@ -12,15 +12,14 @@ import warnings
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredModel, StoredTensor, stored_operators
-from djinn_lib_service.tensor_bytes import buffer_of
+from djinn_lib_service.struct_tensors import decoded
 
 import djinn
-from djinn.errors import ConfigurationError, ProtocolError
+from djinn.errors import ConfigurationError
 from djinn.record.devices import logical_device
 from djinn.wire.tensors import dtype_named
 
@@ -33,7 +32,6 @@ _CHUNK_BYTES = 2**23
 _PIECE_BYTES = 2**24
 """Of a file that is sent."""
 _log = logging.getLogger("djinn.models")
-_Answer = TypeVar("_Answer", StoreAnswer, KeepReply)
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _digests: dict[tuple[str, int, int, int], str] = {}
 
@@ -126,7 +124,7 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
         warnings.filterwarnings("ignore", "This line has waited")
         while True:
             answer = stored_operators().keep(piece.to(like.device), digest, writer, position, size_bytes).cpu()
-            reply = _decoded(answer, KeepReply)
+            reply = decoded(answer, KeepReply)
             if reply.problem or reply.is_stored:
                 _log.info("%s: %s", file.name, reply.problem or f"the server has all {size_bytes} bytes")
                 return not reply.problem
@@ -191,11 +189,4 @@ def _asked(device: Any, request: str) -> StoreAnswer:
 
 
 def _answer(device: Any, request: str) -> StoreAnswer:
-    return _decoded(stored_operators().models(_like(device), request).cpu(), StoreAnswer)
-
-
-def _decoded(answer: torch.Tensor, kind: type[_Answer]) -> _Answer:
-    try:
-        return msgspec.msgpack.decode(buffer_of(answer), type=kind)
-    except msgspec.MsgspecError as error:
-        raise ProtocolError(f"The server describes its models wrongly: {error}.") from None
+    return decoded(stored_operators().models(_like(device), request).cpu(), StoreAnswer)

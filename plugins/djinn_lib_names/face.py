@@ -25,6 +25,7 @@ from djinn_lib_graph.metadata import (
 )
 from djinn_lib_later.face import LaterHandler, LaterValue, later
 from djinn_lib_models.face import models
+from djinn_lib_named.face import kept
 from djinn_lib_schedule.calibrate import calibrate, profiles
 from djinn_lib_schedule.execution import ExecutionStrategy, execute
 from djinn_lib_schedule.lazy_tuple import LazyTuple
@@ -67,7 +68,7 @@ __all__ = (
     "SmartSubgraphBuilder", "SubgraphBuilder", "SubgraphFragment", "WorkloadProfile", "WorkloadType", "annotate_graph",
     "build_graph", "calibrate", "capture", "disable_interception", "execute", "explain", "find_patterns",
     "get_coordinator", "get_current_context", "get_global_builder", "get_graph", "get_initialization_time_ms",
-    "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async", "is_capturing", "later",
+    "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async", "is_capturing", "kept", "later",
     "materialize_async", "metrics", "models", "profiles", "reset_stats", "run_async", "schedule", "session",
     "set_debug_level", "should_intercept", "stats",
 )

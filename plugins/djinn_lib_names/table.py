@@ -22,6 +22,7 @@ MODULES = {
     "PatternMatch": "djinn_lib_graph.match",
     "OperationClass": "djinn.kinds",
     "models": "djinn_lib_models.face",
+    "kept": "djinn_lib_named.face",
     **dict.fromkeys(("calibrate", "profiles"), "djinn_lib_schedule.calibrate"),
     **dict.fromkeys(("CostEstimate", "ExecutionSchedule"), "djinn_lib_schedule.schedule"),
     **dict.fromkeys(("ExecutionStrategy", "execute"), "djinn_lib_schedule.execution"),

@@ -178,6 +178,11 @@ class SessionOptions:
     lease_s: Annotated[float, Meta(ge=0), Option(
         "lease-s", "Seconds that a session is kept after its connection broke, so that its client can resume "
                    "it. 0: not kept.")] = 30.0
+    named_lease_s: Annotated[float, Meta(ge=0), Option(
+        "named-lease-s", "Longest time in seconds that a session with a name stays after its client has left. 0: "
+                         "sessions have no names.")] = 14400.0
+    names: Annotated[_Count, Option(
+        "named-sessions", "Maximum number of named sessions of a tenant. 0: no limit.")] = 16
     drain_s: Annotated[float, Meta(ge=0), Option(
         "drain-s", "Seconds that existing sessions may continue after SIGTERM, while no new ones start. 0: "
                    "none.",

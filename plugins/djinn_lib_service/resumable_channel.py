@@ -276,6 +276,12 @@ class ResumableChannel:
         line = self._line
         return self._is_over or (line is not None and (line.pollable is None or line.pollable.is_ready()))
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        line = self._line
+        return line is not None and (line.watched is None or not line.watched.is_gone())
+
     def is_gone(self) -> bool:
         """Whether no client will receive further messages, now or on another connection."""
         line = self._line

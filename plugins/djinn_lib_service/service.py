@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -146,14 +146,20 @@ class SessionService:
         # Timings can wait for an answer that is asked for.
         return not self._failures.pending and not self._warnings.pending
 
-    def close(self) -> None:
-        """Drop all values and programs of the session."""
+    def close(self, keeping: Collection[int] = ()) -> None:
+        """Drop all values and programs of the session.
+
+        Args:
+            keeping: Values that stay. Then the memory stays as well, and the caller closes it.
+        """
         with self.memory.lock:
-            self._values.clear()
-            self._programs.clear()
+            # What has run ahead may have written to values that stay.
             self.ahead.drop()
+            self._values.clear(keeping)
+            self._programs.clear()
             self.memory.release()
-        self.memory.close()
+        if not keeping:
+            self.memory.close()
 
     def handle(
         self, batch: Batch, tensors: Sequence[torch.Tensor], stop: Sequence[DjinnError] = (), number: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -234,8 +234,14 @@ class SessionValues:
         item: Item = self._failures.attempt(lambda: describe(value))
         return item
 
-    def clear(self) -> None:
-        """Drop all values, and the claims to kept uploads."""
-        self._table.clear()
+    def clear(self, keeping: Collection[int] = ()) -> None:
+        """Drop all values but these, and the claims to kept uploads."""
+        for handle in keeping:
+            self.value(handle)
+            self._table.written(handle)
+        if keeping:
+            self.free([handle for handle in self._table if handle not in keeping])
+        else:
+            self._table.clear()
         if self._contents is not None:
             self._contents.close()

@@ -15,6 +15,8 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.struct_tensors import encoded
+
 __all__ = ("STORED_OPERATORS", "STORED_TENSOR", "KeepReply", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
            "StoredOperators", "StoredTensor", "provide", "stored_operators")
 
@@ -183,17 +185,13 @@ def stored_operators() -> StoredOperators:
 def _models(like: torch.Tensor, request: str) -> torch.Tensor:
     answer = _provided[0].answer(request) if _provided else StoreAnswer(
         problem="This server has no models. Its operator names a folder of them: djinn serve --models DIR.")
-    return _encoded(answer, like)
+    return encoded(answer, like)
 
 
 def _keep(piece: torch.Tensor, file: str, writer: str, begin: int, size: int) -> torch.Tensor:
     reply = _provided[0].keep(file, writer, begin, size, piece) if _provided else KeepReply(
         problem="This server has no models.")
-    return _encoded(reply, piece)
-
-
-def _encoded(answer: StoreAnswer | KeepReply, like: torch.Tensor) -> torch.Tensor:
-    return torch.frombuffer(bytearray(msgspec.msgpack.encode(answer)), dtype=torch.uint8).to(like.device)
+    return encoded(reply, piece)
 
 
 def _tensor(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype: torch.dtype) -> torch.Tensor:

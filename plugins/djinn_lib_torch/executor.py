@@ -12,6 +12,7 @@ import torch
 from djinn_lib_service.attention_operators import attention_operators
 from djinn_lib_service.kinds.executor import Effects, RandomState, Report
 from djinn_lib_service.kinds.guard import CallCheck
+from djinn_lib_service.named_values import named_operators
 from djinn_lib_service.norm_operators import norm_operators
 from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.recurrent_operators import recurrent_operators
@@ -53,6 +54,7 @@ class TorchExecutor:
         norm_operators()
         recurrent_operators()
         stored_operators()
+        named_operators()
         self._lock = threading.RLock()
         self.relief: Callable[[], bool] | None = None
 

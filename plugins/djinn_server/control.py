@@ -186,6 +186,8 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
         running_s: How long its program has been running; 0 if none is.
         held_bytes: Bytes that it holds.
         handles: Number of values that it holds.
+        name: The name that its client has given; empty if it has none.
+        left_s: How long it stays, if it has a name and no client has it open; 0 for all others.
     """
 
     session: str
@@ -197,6 +199,8 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     running_s: float
     held_bytes: int
     handles: int
+    name: str = ""
+    left_s: float = 0.0
 
 
 class Seen(msgspec.Struct, frozen=True, tag="seen"):

@@ -141,4 +141,5 @@ async def _rows(tenant: Tenant, worker: Worker) -> list[SessionRow]:
         return [SessionRow(tenant.name, "" if running is None else running.session, worker.pid,
                            running_s=0.0 if running is None else running.age_s, answers=False)]
     return [SessionRow(tenant.name, state.session, worker.pid, state.peer, state.age_s, state.idle_s, state.queued,
-                       state.running_s, state.held_bytes, state.handles) for state in states]
+                       state.running_s, state.held_bytes, state.handles, name=state.name, left_s=state.left_s)
+            for state in states]

@@ -24,14 +24,22 @@ _MIB = 2**20
 
 def list_sessions(
     control: _Control = "",
+    connect: Annotated[str, typer.Option(
+        show_default=False, metavar="URL", help="List the sessions that have a name on this server instead, such as "
+                                                "tcp://HOST:PORT, as its client with DJINN_TOKEN.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the sessions of the servers that run here as this user.
+    """List the sessions of the servers that run here as this user, or with --connect your sessions that have a name.
 
-    Each line is a session: tenant, name, process of its worker, age, how long its client has asked for nothing,
-    programs of its last message that are not through, for how long its program has run, MiB that it holds, and its
-    client's address.
+    Each line is a session: tenant, identifier, process of its worker, age, how long its client has asked for nothing,
+    programs of its last message that are not through, for how long its program has run, MiB that it holds, its client's
+    address, its name if its client has given one, and how long it stays if no client has it open.
+
+    With --connect: name, the client that has it open, how long it stays without one, number of values, and MiB.
     """
+    if connect:
+        _list_named(connect, as_json=as_json)
+        return
     found: list[tuple[Path, SessionRow]] = []
     for path in _paths(control):
         rows = _asked(path, "sessions")
@@ -40,8 +48,32 @@ def list_sessions(
         typer.echo(msgspec.json.format(msgspec.json.encode(
             [{"control": str(path), **msgspec.structs.asdict(row)} for path, row in found]), indent=2).decode())
         return
-    cells = [("tenant", "session", "worker", "age", "idle", "queued", "running", "MiB", "client"),
-             *(_cells(row) for _, row in found)]
+    _show([("tenant", "session", "worker", "age", "idle", "queued", "running", "MiB", "client", "name", "left"),
+           *(_cells(row) for _, row in found)])
+
+
+def _list_named(address: str, *, as_json: bool) -> None:
+    from djinn_lib_named.kept import named_sessions
+
+    import djinn
+
+    try:
+        djinn.init(server=address, name="")
+        found = named_sessions()
+    except DjinnError as error:
+        raise _ended(error) from None
+    finally:
+        djinn.shutdown()
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode([msgspec.structs.asdict(one) for one in found])).decode())
+        return
+    _show([("name", "client", "left", "values", "MiB"),
+           *((printable(one.name), printable(one.client) or "-", _time(one.left_s), str(one.values),
+              f"{one.size_bytes / _MIB:.1f}") for one in found)])
+
+
+def _show(cells: list[tuple[str, ...]]) -> None:
+    """Print a table, with its head and aligned if a person reads it."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row_cells in cells if sys.stdout.isatty() else cells[1:]:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row_cells, widths, strict=True)).rstrip()
@@ -113,7 +145,8 @@ def _cells(row: SessionRow) -> tuple[str, ...]:
     state = (_time(row.age_s), _time(row.idle_s), str(row.queued)) if row.answers else ("-", "-", "-")
     return (printable(row.tenant) or EVERYBODY, printable(row.session) or "-", str(row.worker), *state,
             _time(row.running_s) if row.running_s else "-",
-            f"{row.held_bytes / _MIB:.1f}" if row.answers else "does not answer", printable(row.peer) or "-")
+            f"{row.held_bytes / _MIB:.1f}" if row.answers else "does not answer", printable(row.peer) or "-",
+            printable(row.name) or "-", _time(row.left_s) if row.left_s else "-")
 
 
 def _time(seconds: float) -> str:

@@ -22,6 +22,7 @@ from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import ProgramChecker
 from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
+from djinn_lib_service.named_values import serving
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
@@ -50,6 +51,7 @@ from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
 from djinn_server.loss import DeviceLoss
 from djinn_server.memory import SpareMemory, default_keep_bytes, no_memory_plugin, return_memory, trim_heap
+from djinn_server.named_sessions import NamedSessions, SessionNames
 from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import RunQueue, SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
@@ -134,7 +136,8 @@ class Server:
         self._lease_s = options.sessions.lease_s
         self._resumable = ResumableSessions()
         self._grants = grants or Grants()
-        self.sessions = Sessions(SpareMemory(executor))
+        self._named = NamedSessions(options.sessions.named_lease_s, options.sessions.names, self._allowances)
+        self.sessions = Sessions(SpareMemory(executor), self._named)
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, added before their clients learn that the sessions have begun."""
         self._watch = watch
@@ -352,9 +355,11 @@ class Server:
                                      watch=self._watch(), turns=place, manager=self._manager)
             if hello.takes_early and steady.lease_s and self._looks_ahead:
                 service.answer_early(steady)
-            self.sessions.add(HeldSession(session, key_digest, steady, service, post, place, mailbox))
+            names = SessionNames(self._named, session, steady, service, allowance)
+            self.sessions.add(HeldSession(session, key_digest, steady, service, post, place, mailbox, names))
             try:
-                self._answer_all(steady, service, allowance, meter, place)
+                with serving(names):
+                    self._answer_all(names, allowance, meter, place)
             finally:
                 place.carried_out()
                 self._resumable.remove(key)
@@ -363,8 +368,9 @@ class Server:
                     self._present.discard(mailbox)
                 post.close(0.0 if self._stopping else DRAIN_S)
                 held = service.live_handles
-                service.close()
-                del service, contents
+                service.close(names.kept())
+                names.left()
+                del service, contents, names
                 return_memory(self._executor)
                 _log.info("%s: session %s ends, %d values dropped", steady.peer, session, held)
         finally:
@@ -400,14 +406,16 @@ class Server:
         services = [session.service for session in self.sessions.all()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
-        amounts = Amounts(len(services), sum(service.live_handles for service in services),
-                          sum(service.held_bytes for service in services), self._store.size_bytes)
+        closed = self._named.closed()
+        amounts = Amounts(len(services), sum(service.live_handles for service in services) + sum(
+            count for _, _, _, count in closed), sum(service.held_bytes for service in services) + sum(
+            named.size_bytes for _, _, named, _ in closed), self._store.size_bytes)
         if self._manager is None:
             return WorkerReport(counts, amounts)
         return told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes)
 
-    def _answer_all(self, channel: ResumableChannel, service: SessionService, allowance: SessionAllowance,
-                    meter: Meter, place: SessionSlot) -> None:
+    def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot) -> None:
+        channel, service = names.channel, names.service
         channel.settle = lambda: allowance.settle(service.live_handles)
 
         def tell(error: DjinnError) -> None:
@@ -416,6 +424,7 @@ class Server:
         try:
             while _answer_next(channel, service, allowance, meter, place, self._loss):
                 self._loss.check(channel, tell, partial(self.sessions.end_others, channel))
+                names.settle()
                 self._tidy(channel)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
                 while (self._looks_ahead and service.can_look_ahead and not place.is_wanted

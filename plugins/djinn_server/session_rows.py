@@ -24,6 +24,8 @@ class SessionRow(msgspec.Struct):
         running_s: How long its program has been running; 0 if none is.
         held_bytes: Bytes that it holds.
         values: Number of values that it holds.
+        name: The name that its client has given; empty if it has none.
+        left_s: How long it stays, if no client has it open; 0 if one has.
         answers: Whether its worker has reported this; if not, only the running program and its start are known.
     """
 
@@ -38,3 +40,5 @@ class SessionRow(msgspec.Struct):
     held_bytes: int = 0
     values: int = 0
     answers: bool = True
+    name: str = ""
+    left_s: float = 0.0

@@ -19,6 +19,7 @@ from djinn.errors import DjinnError
 from djinn.wire.messages import Goodbye
 from djinn_server.control import SessionState
 from djinn_server.memory import SpareMemory
+from djinn_server.named_sessions import NamedSessions, SessionNames
 from djinn_server.run_queue import SessionSlot
 
 __all__ = ("HeldSession", "Sessions")
@@ -46,6 +47,7 @@ class HeldSession:
         post: Its connections to other sessions.
         place: Its place in the line.
         mailbox: Where other sessions deliver values to it.
+        names: The named sessions, as it uses them.
         began_s: When it began, by the monotonic clock.
     """
 
@@ -56,6 +58,7 @@ class HeldSession:
     post: PeerExchange
     place: SessionSlot
     mailbox: Mailbox
+    names: SessionNames
     began_s: float = attrs.field(factory=time.monotonic)
 
     def state(self) -> SessionState:
@@ -65,7 +68,7 @@ class HeldSession:
         return SessionState(
             self.name, self.key_digest, self.channel.peer, now - self.began_s,
             0.0 if place.is_busy else now - place.heard_s, place.left, running_s, self.service.held_bytes,
-            self.service.live_handles)
+            self.service.live_handles, self.names.name)
 
 
 class Sessions:
@@ -73,13 +76,15 @@ class Sessions:
 
     Args:
         spare: Looked after while sessions last; ``None`` if there is nothing to look after.
+        named: The named sessions, which are dropped when their leases are over.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, spare: SpareMemory | None = None) -> None:
+    def __init__(self, spare: SpareMemory | None = None, named: NamedSessions | None = None) -> None:
         self._spare = spare
+        self._named = named
         self._lock = threading.Lock()
         self._held: dict[str, HeldSession] = {}
         self._ended = threading.Event()
@@ -101,12 +106,17 @@ class Sessions:
             return list(self._held.values())
 
     def states(self) -> tuple[SessionState, ...]:
-        """Return the state of each."""
+        """Return the state of each, and of named sessions that no client has open."""
         found = sorted((session.state() for session in self.all()), key=lambda state: (-state.running_s, -state.queued))
+        for session, left_s_ago, named, count in () if self._named is None else self._named.closed():
+            found.append(SessionState(session, b"", "", left_s_ago, left_s_ago, 0, 0.0, named.size_bytes, count,
+                                      named.name, named.left_s))
         return tuple(found[:MAX_LISTED])
 
     def end(self, name: str, goodbye: Goodbye) -> None:
         """End a session, or all if the name is empty; does not wait for clients, or for a running kernel."""
+        if self._named is not None:
+            self._named.end(name)
         for session in self.all():
             if name in ("", session.name):
                 _end(session, goodbye)
@@ -134,6 +144,8 @@ class Sessions:
             for session in self.all():
                 if session.place.is_busy and session.channel.is_gone():
                     session.channel.close()
+            if self._named is not None:
+                self._named.expire()
             if self._spare is not None and next(looks) % LOOKS_AT_MEMORY == 0:
                 # A device that is lost tells nothing of its memory, and its process ends.
                 with suppress(RuntimeError):

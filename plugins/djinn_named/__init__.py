@@ -1,0 +1,43 @@
+"""Named sessions: ``djinn.init(name=...)`` comes back to what another process has kept; ``djinn attach`` opens one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import typer
+
+    from djinn.session.session import Session
+    from djinn.settings import Declarations
+
+__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_session_started")
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the name of a session, and how long it stays."""
+    from djinn_named.settings import NamedSettings
+
+    settings.add(NamedSettings)
+
+
+@hookimpl
+def djinn_session_started(session: Session) -> None:
+    """Open the session's name, if it has one."""
+    from djinn_named.settings import NamedSettings
+
+    settings = session.plugins.settings(NamedSettings)
+    if settings.name:
+        from djinn_lib_named.kept import open_session
+
+        open_session(session, settings.name, settings.name_lease_s)
+
+
+@hookimpl
+def djinn_register_commands(app: typer.Typer) -> None:
+    """Add ``djinn attach``."""
+    from djinn_named.commands import attach
+
+    app.command("attach", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(attach)
