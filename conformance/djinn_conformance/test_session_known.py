@@ -46,6 +46,9 @@ _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: (a * 0.5).long() * (b.reshape(-1)[0] - n),
     lambda a, b, n: torch.logical_and(a * 1.5 < n, a), lambda a, b, n: torch.logical_or(a, b.reshape(-1)[0] / 2),
     lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
+    # Sizes that depend on data.
+    lambda a, b, n: a[a > n], lambda a, b, n: a.reshape(-1)[:b.numel()][(b.reshape(-1) != n)[:a.numel()]],
+    lambda a, b, n: torch.cat([torch.unique(a), a.reshape(-1)[:1]]),
 )
 _WRITTEN: tuple[Call, ...] = (
     lambda a, b, n: a.fill_(n), lambda a, b, n: a.add_(1), lambda a, b, n: a.view(-1)[-1:].zero_(),

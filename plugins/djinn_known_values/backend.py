@@ -21,6 +21,7 @@ from djinn_known_values.answers import RememberedAnswers
 from djinn_known_values.arithmetic import HOME_BYTES, REALS, computes_alike
 from djinn_known_values.companions import Companions
 from djinn_known_values.operators import Rule, is_integer_spec, is_integer_tensor, rule_of, takes_only_integers
+from djinn_known_values.sizes import SizesAsked
 from djinn_known_values.values import KnownValues
 
 __all__ = ("KnowingBackend", "open_knowing")
@@ -74,7 +75,8 @@ class KnowingBackend(BackendWrapper):
         self._limit_bytes = limit_bytes
         self._known = KnownValues(limit_bytes)
         self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
-        self._companions = Companions(self._known, wishes_of(tape))
+        self._wishes = wishes_of(tape)
+        self._companions = Companions(self._known, self._wishes)
         self._may_take_reals = takes_reals
         self._takes_reals = False
         self._welcomes: list[Welcome] = []
@@ -116,11 +118,17 @@ class KnowingBackend(BackendWrapper):
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values, unless the client knows it."""
         self._look()
-        # Other devices lay out such results differently. Who asks about no value waits for whether the operations fail.
-        known = self._known.describe(slots) if slots and self.welcome.device == "cpu" else None
-        if known is not None:
-            self._computed += 1
-            return list(known)
+        # Who asks about no value waits for whether the operations fail.
+        nodes = self._tape.nodes
+        if slots and nodes:
+            asked = SizesAsked(self._known, slots, nodes[-1], self.welcome.device == "cpu")
+            known = asked.answer()
+            if known is not None:
+                self._computed += 1
+                return known
+            # What the sizes depend on tells more than they do, at the same wait.
+            if (lacking := asked.lacking()) and (told := self._tell(asked, lacking)) is not None:
+                return told
         items = self.plain.describe(slots)
         self._answers.heard(self._tape.nodes)
         return items
@@ -161,6 +169,15 @@ class KnowingBackend(BackendWrapper):
         """Close the connections."""
         self._forget()
         self.plain.close()
+
+    def _tell(self, asked: SizesAsked, lacking: Sequence[Slot]) -> list[Any] | None:
+        """Send everything pending, fetch values, and return the sizes that depend on them."""
+        with self._wishes.refused():
+            values = self.plain.fetch(lacking, whole=True)
+        self._answers.heard(self._tape.nodes)
+        for slot, value in zip(lacking, values, strict=True):
+            self._known.learn(slot, value)
+        return asked.answer()
 
     def _sent(self, action: Callable[[], _T]) -> _T:
         self._look()

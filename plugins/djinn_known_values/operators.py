@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from djinn_lib_service.operators import operator_named
 
+from djinn.ir.program import ConstantArgument
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
+from djinn.ir.value import Slot
 from djinn_known_values.arithmetic import ARITHMETIC, REALS, depends_on_threads
 
-__all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "is_integer_spec", "is_integer_tensor", "rule_of",
-           "takes_only_integers")
+__all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "is_integer_spec", "is_integer_tensor", "mask_of",
+           "rule_of", "takes_only_integers")
 
 _EXACT = frozenset("""
     arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
@@ -33,8 +35,10 @@ _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 """Operators whose result is not a tensor."""
-_SHAPES = frozenset({"nonzero"})
+_SHAPES = frozenset({"nonzero", "_unique2"})
 """Operators whose results are integers, but have sizes that depend on data; their layouts depend on the device."""
+_MASKED = frozenset({"aten::index.Tensor", "aten::masked_select"})
+"""Operators whose result has as many elements as a mask chooses."""
 _ZERO_ABSORBS = frozenset({"aten::bitwise_and.Tensor", "aten::logical_and", "aten::mul.Tensor"})
 _TRUE_ABSORBS = frozenset({"aten::bitwise_or.Tensor", "aten::logical_or"})
 ABSORBING = _ZERO_ABSORBS | _TRUE_ABSORBS
@@ -74,7 +78,9 @@ def rule_of(
         return Rule.WRITES
     name = _name_of(signature)
     if name in _SHAPES:
-        return Rule.NOTHING if template.switches else Rule.COMPUTES
+        # The order of values that are not sorted depends on the device.
+        is_sorted = name != "_unique2" or ConstantArgument(value=False) not in template.arguments[1:2]
+        return Rule.COMPUTES if is_sorted and not template.switches else Rule.NOTHING
     is_exact = name in _EXACT or template.operator in _EXACT_OVERLOADS or (takes_reals and name in ARITHMETIC)
     if not is_exact or signature.is_random or template.switches or depends_on_threads(name, signature):
         return Rule.NOTHING
@@ -110,6 +116,14 @@ def takes_only_integers(node: Node) -> bool:
 def gives_new_shapes(signature: Signature) -> bool:
     """Whether the sizes of an operation's results depend on data."""
     return _name_of(signature) in _SHAPES
+
+
+def mask_of(node: Node) -> Slot | None:
+    """Return the mask that alone decides how many elements an operation chooses, each of which it covers."""
+    if node.signature.template.operator not in _MASKED or len(node.inputs) != 2:
+        return None
+    masked, mask = node.signature.operands
+    return node.inputs[1] if mask.dtype is torch.bool and mask.size == masked.size else None
 
 
 def is_integer_spec(spec: TensorSpec) -> bool:

@@ -134,7 +134,7 @@ class KnownValues:
         for slot, spec in zip(node.inputs, node.signature.operands, strict=False):
             value = self._values.get(slot.number)
             if value is None:
-                if not self._is_small(spec):
+                if not self.is_small(spec):
                     return
                 value = self._add(KnownValue(slot, slot.storage, is_small=True))
             operands.append(value)
@@ -151,7 +151,7 @@ class KnownValues:
             except Unknown:
                 return
         for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
-            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self._is_small(result)))
+            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self.is_small(result)))
 
     def _absorb(self, node: Node) -> bool:
         """Note the result of an operation that one operand decides: the end of a loop that has reached its length."""
@@ -230,14 +230,15 @@ class KnownValues:
             if number in values:
                 self._remove(number)
 
+    def is_small(self, spec: TensorSpec) -> bool:
+        """Whether a value may be fetched so that others can be computed."""
+        return is_integer_spec(spec) and spec.size_bytes <= self._limit_bytes
+
     def clear(self) -> None:
         """Drop everything."""
         self._values.clear()
         self._storages.clear()
         self._kept_bytes = 0
-
-    def _is_small(self, spec: TensorSpec) -> bool:
-        return is_integer_spec(spec) and spec.size_bytes <= self._limit_bytes
 
     def _add(self, value: KnownValue) -> KnownValue:
         number = value.slot.number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ class Wishes:
     Attributes:
         slots: The values; those that the request's own value is computed of, so that they cannot fail alone.
         values: They, in the same order, if they came.
+        are_refused: Whether nothing may come with the next answer: the program does not wait for the requested values.
         freed: Numbers of values that were freed since they were last looked at, if anybody looks.
 
     Concurrency:
@@ -29,7 +31,17 @@ class Wishes:
 
     slots: list[Slot] = attrs.field(factory=list)
     values: Sequence[Any] = ()
+    are_refused: bool = False
     freed: list[int] | None = None
+
+    @contextmanager
+    def refused(self) -> Iterator[None]:
+        """Let nothing come with an answer meanwhile."""
+        self.are_refused = True
+        try:
+            yield
+        finally:
+            self.are_refused = False
 
     def died(self, number: int) -> None:
         """Note that a value is freed, which nobody must ask for any more."""

@@ -109,7 +109,7 @@ class PrefetchingBackend(BackendWrapper):
         if self._cache and not all(map(is_plain_view, pending)):
             self._drop()
         caller = program_frame()
-        if caller is None or len(slots) != 1:
+        if caller is None or len(slots) != 1 or self._wishes.are_refused:
             self._changed()
             with self._taking(pending, whole=whole):
                 return self._asked(lambda: self.plain.fetch(slots, whole=whole))

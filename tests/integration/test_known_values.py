@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -147,6 +148,55 @@ def test_the_positions_of_a_batch_are_known_and_long_chains_of_large_values_are_
     for _ in range(100):
         counts = counts + 1
     assert _trips_of(counts[0, 0].item) == (1, 100)
+
+
+@pytest.fixture(params=["served", "in process"])
+def _each_place(request: pytest.FixtureRequest) -> Iterator[None]:
+    djinn.init(server=None if request.param == "served" else "")
+    yield
+    djinn.init()
+
+
+@pytest.mark.usefixtures("_each_place")
+def test_sizes_that_depend_on_uploads_cost_no_trip() -> None:
+    ids, mask = torch.tensor([3, 1, 3]).to(DEVICE), torch.tensor([True, False, True]).to(DEVICE)
+    values = torch.rand(3, device=DEVICE)
+    trips, found = _trips_of(lambda: [part.tolist() for part in torch.unique(ids, return_counts=True)])
+    assert (trips, found) == (0, [[1, 3], [1, 2]])
+    trips, chosen = _trips_of(lambda: (values[mask], torch.masked_select(values, mask)))
+    assert (trips, *(part.shape for part in chosen)) == (0, (2,), (2,))
+    assert chosen[0].tolist() == chosen[1].tolist() == values.cpu()[[0, 2]].tolist()
+
+
+@pytest.mark.usefixtures("_each_place")
+def test_one_trip_for_a_size_tells_what_it_depends_on() -> None:
+    labels, values = torch.rand(5, device=DEVICE).add(1.0).long(), torch.rand(5, device=DEVICE)
+    trips, is_wrong = _trips_of(lambda: bool((torch.unique(labels) != 1).any()))
+    assert (trips, is_wrong) == (1, False)
+    mask = values > 0.5
+    trips, chosen = _trips_of(lambda: (values[mask], values.neg()[mask], mask.nonzero()))
+    assert trips == 1
+    here = values.cpu()
+    assert [part.tolist() for part in chosen] == [
+        part.tolist() for part in (here[here > 0.5], -here[here > 0.5], (here > 0.5).nonzero())]
+
+
+@pytest.mark.parametrize("ask", [
+    lambda values, mask: values[mask], lambda values, mask: values[:, mask[0]], lambda values, mask: values[mask[:, 0]],
+    lambda values, mask: torch.masked_select(values, mask[0]), lambda values, mask: values[mask, None],
+    lambda values, mask: torch.unique((values * 9).long(), sorted=False).sort().values,
+], ids=["all", "columns", "rows", "broadcast", "with a dimension", "not sorted"])
+def test_sizes_are_those_of_eager_for_each_mask(ask: Any) -> None:
+    for mask in ([[True, False], [True, True]], [[False, False], [False, False]]):
+        values, here = torch.rand(2, 2), torch.tensor(mask)
+        got, wanted = ask(values.to(DEVICE), here.to(DEVICE)), ask(values, here)
+        assert (got.shape, got.stride(), got.tolist()) == (wanted.shape, wanted.stride(), wanted.tolist())
+
+
+def test_a_failure_comes_with_a_size_that_has_to_be_asked_for() -> None:
+    values = torch.rand(3, device=DEVICE)
+    with pytest.raises(RuntimeError, match="singular"):
+        _ = torch.linalg.inv(torch.zeros(2, 2, device=DEVICE)), values[values > 0.5]
 
 
 def test_it_can_be_switched_off() -> None:

@@ -139,6 +139,8 @@ MUTANTS = (
            "self._readers.get(number, ())", "()"),
     mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
            "(tuple(operands), *steps)", "(len(operands), *steps)"),
+    mutant("all-instead-of-chosen", "session.known_exact", "djinn_known_values.sizes:SizesAsked.answer",
+           "int(torch.count_nonzero(found[0]))", "found[0].numel()"),
     # Values that nobody waits for.
     mutant("written-and-still-to-come", "session.later_exact", "djinn_lib_later.values:later", ").clone()", ")"),
     mutant("asked-for-before-it-is-sent", "session.later_exact", "djinn_lib_later.outstanding:OutstandingValues.choose",
