@@ -53,6 +53,33 @@ class RunAhead:
     undo: Undo | None = None
 
 
+@attrs.frozen
+class LoopLength:
+    """How often in a row a program was followed by its usual follower.
+
+    Attributes:
+        now: In the loop that runs.
+        last: In the loop before it.
+        before: In the one before that.
+    """
+
+    now: int = 0
+    last: int = 0
+    before: int = 0
+
+    def continued(self) -> LoopLength:
+        """Return the counts after the usual follower."""
+        return attrs.evolve(self, now=self.now + 1)
+
+    def ended(self, *, begun: bool) -> LoopLength:
+        """Return the counts after another program, which may be the usual follower from now on."""
+        return LoopLength(int(begun), self.now, self.last)
+
+    def is_reached(self, more: int) -> bool:
+        """Whether the loop is as long as the last two, which were of one length, after ``more`` runs."""
+        return 0 < self.last == self.before == self.now + more
+
+
 class Speculator:
     """The programs that one session has run ahead.
 
@@ -74,6 +101,7 @@ class Speculator:
         self._random = random
         self._forecast = PredictedRuns(forecast)
         self._followers: dict[int, tuple[int, int]] = {}
+        self._lengths: dict[int, LoopLength] = {}
         self._exact: set[int] = set()
         """Programs whose last run was as predicted."""
         self._last = 0
@@ -106,6 +134,7 @@ class Speculator:
 
     def _learn(self, program: int, *, is_expected: bool, is_wasted: bool) -> None:
         follower, times = self._followers.get(self._last, (0, 0))
+        goes_on = program == follower
         if follower == program and is_expected:
             times = min(times + 1, MOST_CONFIDENT)
         elif times < CONFIDENT or (follower != program and times < 2 * CONFIDENT):
@@ -113,6 +142,8 @@ class Speculator:
         elif follower != program or is_wasted:
             times -= CONFIDENT
         self._followers[self._last] = follower, times
+        length = self._lengths.get(self._last, LoopLength())
+        self._lengths[self._last] = length.continued() if goes_on else length.ended(begun=program == follower)
         self._last = program
         if is_expected:
             self._exact.add(program)
@@ -214,15 +245,28 @@ class Speculator:
         """Forget what follows programs that were dropped or redefined."""
         for program in programs:
             self._followers.pop(program, None)
+            self._lengths.pop(program, None)
 
     @property
     def is_certain(self) -> bool:
-        """Whether the same program has followed the last run often enough, and was as predicted the last time."""
+        """Whether the same program has followed the last run often enough, and was as predicted the last time.
+
+        Where the last two loops had the same length, a third is expected to have it too: if it ends there, a run more
+        would delay what comes after it.
+        """
         program, times = self._next()
-        return times >= CONFIDENT and program in self._exact
+        return times >= CONFIDENT and program in self._exact and not self._is_at_end(program)
+
+    def _is_at_end(self, program: int) -> bool:
+        length = self._lengths.get(self._end)
+        return length is not None and length.is_reached(sum(ahead.run.program == program for ahead in self._ahead))
+
+    @property
+    def _end(self) -> int:
+        return self._ahead[-1].run.program if self._ahead else self._last
 
     def _next(self) -> tuple[int, int]:
-        return self._followers.get(self._ahead[-1].run.program if self._ahead else self._last, (0, 0))
+        return self._followers.get(self._end, (0, 0))
 
     def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], RunAhead | None]) -> bool:
         """Run one more program ahead, if the prediction is confident enough.
@@ -234,7 +278,7 @@ class Speculator:
         Returns:
             Whether a program was run.
         """
-        before = self._ahead[-1].run.program if self._ahead else self._last
+        before = self._end
         program, _ = self._next()
         if not self.is_certain or len(self._ahead) >= MAX_AHEAD:
             return False

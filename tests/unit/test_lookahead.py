@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -113,6 +114,31 @@ def test_a_loop_is_run_ahead(side: Side, at_once: bool) -> None:
     assert misses == 0
     assert plain.service.runs_ahead == (0, 0)
     assert side.service.live_handles == plain.service.live_handles
+
+
+def loops(side: Side, lengths: Sequence[int]) -> tuple[list[float], list[tuple[int, int]]]:
+    """Run loops with something else between them; return what was fetched, and hits and misses after each."""
+    seen, counts, start = [], [], 0
+    for length in lengths:
+        seen += decode(side, range(start, start + length))
+        start += length
+        side.ask([Run(FILL, (1,), [2.0], (1000 + start,))])
+        counts.append(side.service.runs_ahead)
+    return seen, counts
+
+
+def test_a_loop_is_not_run_beyond_the_length_of_the_last_two(side: Side) -> None:
+    plain = Side(looks_ahead=False)
+    plain.upload(1, torch.ones(4))
+    lengths = [12, 12, 12, 16, 9]
+    seen, counts = loops(side, lengths)
+    assert seen == loops(plain, lengths)[0]
+    hits, misses = zip(*counts, strict=True)
+    wasted = [after - before for before, after in pairwise((0, *misses))]
+    assert (wasted[1] > 0, wasted[2]) == (True, 0)
+    # A longer one is ahead again after its twelfth round, and a shorter one is run beyond its end as ever.
+    assert hits[3] - hits[2] == hits[2] - hits[1] + 2 * 4 - 1
+    assert wasted[4] > 0
 
 
 @pytest.mark.parametrize("between", ["write", "upload", "upload of what is read", "seed", "other run", "other number"])
