@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 15
+PROTOCOL_VERSION = 16
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.

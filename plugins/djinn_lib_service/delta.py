@@ -7,8 +7,8 @@ as those positions.
 
 Where a loop begins anew, its handles jump once or twice, and then rise as they did before. A rate that has been seen
 twice in a row is therefore kept until another one has been. What jumps is predicted by its origin instead: which
-result of which earlier run it was when the same program last ran after the same other one; see
-`djinn_lib_service.run_history`. So from the second time on, even the first rounds of a loop are as predicted.
+result of which earlier run it was when the same program last ran after the same other ones; see
+`djinn_lib_service.run_history`. So from the third time on, even the first rounds of a loop are as predicted.
 
 Both sides predict from the same runs in the same order, so the prediction itself is never sent.
 """
@@ -25,11 +25,12 @@ import msgspec
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Run, RunDelta
+from djinn_lib_service.rates import HandleRate, Handles
 from djinn_lib_service.run_history import Origin, RunHistory, with_origin
 
 MAX_HANDLE = 2**64 - 1
-MAX_CONTEXTS = 8
-"""Programs that are told apart by what ran before, of each program."""
+MAX_CONTEXTS = 12
+"""Sequences of programs that a program's runs are told apart by, if they ran before it."""
 _EXACT = 2.0**50
 """Below this, sums and differences of whole real numbers are exact."""
 _SEQUENCES = (list, tuple)
@@ -38,80 +39,21 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 @attrs.frozen(eq=False)
-class _Rate:
-    """How one handle changes from run to run.
-
-    Attributes:
-        step: By how much it is expected to change.
-        is_steady: Whether it changed by that twice in a row.
-        other: By how much it changed last, if that was something else.
-    """
-
-    step: int = 0
-    is_steady: bool = False
-    other: int | None = None
-
-    def after(self, step: int) -> _Rate:
-        """Return the rate after a change by ``step``."""
-        if step == self.step:
-            return self if self.is_steady and self.other is None else _Rate(step, is_steady=True)
-        if self.is_steady and step != self.other:
-            return _Rate(self.step, is_steady=True, other=step)
-        return _Rate(step, is_steady=self.is_steady)
-
-
-_UNKNOWN = _Rate()
-
-
-@attrs.frozen(eq=False)
-class _Handles:
-    """The handles of one field of the last run, and the expected ones.
-
-    Attributes:
-        last: The last ones.
-        rates: How each changes.
-        expected: The next ones.
-        is_steady: Whether all changed as expected, and steadily.
-    """
-
-    last: tuple[int, ...]
-    rates: tuple[_Rate, ...]
-    expected: tuple[int, ...]
-    is_steady: bool = False
-
-    @classmethod
-    def of(cls, handles: tuple[int, ...]) -> _Handles:
-        """Begin with the handles of the first run."""
-        return cls(handles, (_UNKNOWN,) * len(handles), handles)
-
-    def after(self, handles: tuple[int, ...]) -> _Handles:
-        """Return the same after one more run."""
-        if len(handles) != len(self.last):
-            return self.of(handles)
-        rates, is_steady = self.rates, self.is_steady
-        if not is_steady or handles != self.expected:
-            rates = tuple([rate.after(new - old) for rate, old, new in zip(rates, self.last, handles, strict=True)])
-            is_steady = all(rate.is_steady and rate.other is None for rate in rates)
-        elif handles == self.last:
-            return self
-        expected = tuple([handle + rate.step for handle, rate in zip(handles, rates, strict=True)])
-        return _Handles(handles, rates, expected, is_steady)
-
-
-@attrs.frozen(eq=False)
 class _Context:
-    """How a program runs after a certain other one.
+    """How a program runs after certain other ones.
 
     Attributes:
         gap: How far its first result is from the last result before it.
         before: The numbers of the run before.
         numbers: The numbers of the run itself.
+        inputs: The origins of its inputs.
         released: The origins of the handles that it releases.
     """
 
-    gap: _Rate
+    gap: HandleRate
     before: list[Any]
     numbers: list[Any]
+    inputs: tuple[tuple[Origin, ...], ...]
     released: tuple[tuple[Origin, ...], ...]
 
 
@@ -126,24 +68,24 @@ class _Course:
         even: The next run if everything continues at its rate.
         fields: The handles of its fields.
         is_repeating: Whether ``even`` repeats the numbers of the last run.
-        origins: The origins of its inputs.
-        contexts: How it ran after other programs, by program.
+        was_even: Whether the last run continued those before at their rates.
+        contexts: How it ran after other programs: by the last one, and by the last ones, which know better.
     """
 
     run: Run
     numbers: bytes
     after: int
     even: Run
-    fields: tuple[_Handles, _Handles, _Handles]
+    fields: tuple[Handles, Handles, Handles]
     is_repeating: bool = True
-    origins: tuple[tuple[Origin, ...], ...] = ()
-    contexts: dict[int, _Context] = attrs.field(factory=dict)
+    was_even: bool = False
+    contexts: dict[tuple[int, ...], _Context] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, run: Run, numbers: bytes, after: int) -> _Course:
         """Begin with the first run."""
         return cls(run, numbers, after, run,
-                   (_Handles.of(run.inputs), _Handles.of(run.outputs), _Handles.of(run.released)))
+                   (Handles.of(run.inputs), Handles.of(run.outputs), Handles.of(run.released)))
 
     def is_even(self, run: Run, numbers: bytes) -> bool:
         """Whether a run continues those before at their rates."""
@@ -151,7 +93,7 @@ class _Course:
         return (run.inputs == even.inputs and run.outputs == even.outputs and run.released == even.released
                 and (numbers == self.numbers if self.is_repeating else _is_same(even.numbers, run.numbers)))
 
-    def follow(self, run: Run, numbers: bytes, after: int) -> None:
+    def follow(self, run: Run, numbers: bytes, after: int, *, is_even: bool) -> None:
         """Add the next run, with its encoded numbers."""
         self.is_repeating = numbers == self.numbers
         inputs, outputs, released = self.fields
@@ -161,40 +103,39 @@ class _Course:
             run.program, inputs.expected,
             run.numbers if self.is_repeating else _continued(run.numbers, self.run.numbers, run.numbers),
             outputs.expected, released.expected)
-        self.run, self.numbers, self.after = run, numbers, after
+        self.run, self.numbers, self.after, self.was_even = run, numbers, after, is_even
 
     def learn(self, run: Run, history: RunHistory) -> None:
         """Learn the origins of a run that was not as predicted; call this before `follow` and `RunHistory.add`."""
         origin_of = history.origin_of
-        known = self.origins if len(self.origins) == len(run.inputs) else ((),) * len(run.inputs)
+        released = list(map(origin_of, run.released))
         before = self.run.inputs if len(self.run.inputs) == len(run.inputs) else (None,) * len(run.inputs)
         # What stays, stays for another reason than who made it: a weight.
-        self.origins = tuple([old if handle == last else with_origin(old, origin_of(handle))
-                              for old, handle, last in zip(known, run.inputs, before, strict=True)])
-        context = self.contexts.pop(history.program, None)
-        released = () if context is None else context.released
-        if len(released) != len(run.released):
-            released = ((),) * len(run.released)
+        stays = [handle == last for handle, last in zip(run.inputs, before, strict=True)]
+        inputs = [None if stay else origin_of(handle) for handle, stay in zip(run.inputs, stays, strict=True)]
         step = run.outputs[0] - history.top if run.outputs else 0
-        gap = _Rate(step, is_steady=True) if context is None else context.gap.after(step)
-        self.contexts[history.program] = _Context(
-            gap, self.run.numbers, run.numbers,
-            tuple([with_origin(old, origin_of(handle)) for old, handle in zip(released, run.released, strict=True)]))
-        if len(self.contexts) > MAX_CONTEXTS:
+        for key in {history.recent[-1:]: None, history.recent: None}:
+            context = self.contexts.pop(key, None)
+            self.contexts[key] = _Context(
+                HandleRate(step, is_steady=True) if context is None else context.gap.after(step),
+                self.run.numbers, run.numbers,
+                _learned(() if context is None else context.inputs, inputs, stays),
+                _learned(() if context is None else context.released, released, [False] * len(released)))
+        while len(self.contexts) > MAX_CONTEXTS:
             del self.contexts[next(iter(self.contexts))]
 
     def expected(self, history: RunHistory) -> Run:
         """Return the predicted next run."""
-        if history.is_even and history.program == self.after:
+        if self.was_even and history.is_even and history.program == self.after:
             return self.even
-        context = self.contexts.get(history.program)
+        context = self.contexts.get(history.recent) or self.contexts.get(history.recent[-1:])
         if context is None:
             return self.even
         even, handle_at = self.even, history.handle_at
         inputs = even.inputs
-        if len(inputs) == len(self.origins):
+        if len(inputs) == len(context.inputs):
             inputs = tuple([handle_at(origins, handle) if origins else handle
-                            for origins, handle in zip(self.origins, inputs, strict=True)])
+                            for origins, handle in zip(context.inputs, inputs, strict=True)])
         outputs = even.outputs
         if outputs:
             shift = history.top + context.gap.step - self.run.outputs[0]
@@ -256,9 +197,9 @@ class RunPredictor:
             history.add(run.program, run.outputs, is_even=False)
             return
         is_even = course.is_even(run, numbers)
-        if not is_even and not (expected is not None and _is_equal(expected, run)):
+        if not (is_even if expected is None or expected is course.even else _is_equal(expected, run)):
             course.learn(run, history)
-        course.follow(run, numbers, history.program)
+        course.follow(run, numbers, history.program, is_even=is_even)
         history.add(run.program, run.outputs, is_even=is_even)
 
     def forget(self, programs: Iterable[int]) -> None:
@@ -303,13 +244,22 @@ class PredictedRuns:
             course = self._courses[run.program] = attrs.evolve(self._predictor._courses[run.program])
         numbers = _encode(run.numbers)
         is_even = course.is_even(run, numbers)
-        course.follow(run, numbers, self._history.program)
+        course.follow(run, numbers, self._history.program, is_even=is_even)
         self._history.add(run.program, run.outputs, is_even=is_even)
 
     def clear(self) -> None:
         """Return to the runs that were requested."""
         self._courses.clear()
         self._history = None
+
+
+def _learned(
+    known: tuple[tuple[Origin, ...], ...], origins: Sequence[Origin | None], stays: Sequence[bool]
+) -> tuple[tuple[Origin, ...], ...]:
+    if len(known) != len(origins):
+        known = ((),) * len(origins)
+    return tuple([old if stay else with_origin(old, origin)
+                  for old, origin, stay in zip(known, origins, stays, strict=True)])
 
 
 def _shortened(expected: Run, run: Run) -> Run | RunDelta:

@@ -18,6 +18,8 @@ A negative position is a distance from the first result: an upload, or whatever 
 """
 NOWHERE: Origin = (0, 0, 0)
 """Stands for a value that no recent run has made; no program has the number 0."""
+MAX_RECENT = 8
+"""Programs by which the first rounds of a loop are told from those after them."""
 MAX_LAGS = 3
 """Runs of each program that values are looked for in."""
 MAX_ORIGINS = 2
@@ -46,6 +48,7 @@ class RunHistory:
 
     Attributes:
         program: Program of the last run; 0 for none.
+        recent: Programs of the last runs, `MAX_RECENT` at most; the last one is at the end.
         top: The last result of the last run that had any.
         is_even: Whether the last run continued its program's earlier runs at their rates.
 
@@ -56,6 +59,7 @@ class RunHistory:
     def __init__(self, base: RunHistory | None = None) -> None:
         self._base = base
         self.program: int = 0 if base is None else base.program
+        self.recent: tuple[int, ...] = () if base is None else base.recent
         self.top: int = 0 if base is None else base.top
         self.is_even: bool = base is not None and base.is_even
         self._count: int = 0 if base is None else base._count
@@ -70,6 +74,7 @@ class RunHistory:
         """Add a run."""
         self._count += 1
         self.program, self.is_even = program, is_even
+        self.recent = (*self.recent[1 - MAX_RECENT:], program)
         if outputs:
             self.top = outputs[-1]
             self._runs[program] = ((self._count, outputs), *self._runs_of(program)[:MAX_LAGS - 1])

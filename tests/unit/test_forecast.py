@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,7 +109,21 @@ def text(begin: int, tokens: int) -> list[Run]:
     return made
 
 
-def test_the_third_text_is_as_predicted_from_its_first_token() -> None:
+def text_with_mask(begin: int, tokens: int) -> list[Run]:
+    """Another text, whose loop has a third program that knows the length, and frees nothing in the first round."""
+    made = [Run(1, (7, begin), [8], (begin + 2, begin + 3))]
+    cache, token, scores = begin + 2, begin + 3, ()
+    for count in range(tokens):
+        first = begin + 10 + 20 * count
+        made += [Run(2, (7, cache, token), [], (first, first + 1), (cache,)),
+                 Run(3, (first + 1,), [], (first + 4,), (token,)),
+                 Run(4, (first + 4, begin + 2), [[1, 8 + count]], (first + 6, first + 7), scores)]
+        cache, token, scores = first, first + 6, (first + 7,)
+    return made
+
+
+@pytest.mark.parametrize("text", [text, text_with_mask])
+def test_the_third_text_is_as_predicted_from_its_first_token(text: Callable[[int, int], list[Run]]) -> None:
     texts = [text(100, 6), text(300, 6), text(500, 6), text(700, 6)]
     travelled = conversation([run for each in texts for run in each])
     assert travelled[2 * len(texts[0]):] == [RunDelta(run.program) for each in texts[2:] for run in each]
