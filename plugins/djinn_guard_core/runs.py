@@ -171,7 +171,8 @@ class CheckedSteps:
             return _NOTHING
         called = step.called
         mine = numbers[step.first : step.first + called.numbers] if called.numbers else ()
-        key = (called.number, *operands, *[
+        # A wrong call may have been recorded with any number of results.
+        key = (called.number, step.results, *operands, *[
             _frozen(number) if index in called.matters else type(number) for index, number in enumerate(mine)])
         return self._answers.find(key) or self._answers.ask(key, called, operands, mine, step.results)
 

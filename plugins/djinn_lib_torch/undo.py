@@ -21,6 +21,9 @@ _BY_INDEX = frozenset(("aten::index_copy_", "aten::index_add_", "aten::index_fil
                        "aten::index_fill_.int_Tensor"))
 """Operators that write the rows of their first argument that the third one names, along the dimension of the second."""
 
+_OVERLAPS = 1
+"""`at::MemOverlap::Yes`: PyTorch then refuses to write, so putting back would fail as the operation itself does."""
+
 
 class Overwritten:
     """What one run has overwritten; see `djinn_lib_service.kinds.executor.Undo`.
@@ -42,12 +45,14 @@ class Overwritten:
         """Keep a tensor's elements, or the rows that an index names, if it lies in one of the storages.
 
         Raises:
-            LimitError: They are too many.
+            LimitError: They are too many, or cannot be put back.
         """
         if written.layout is not torch.strided:
             raise LimitError("The elements of a sparse tensor are not kept.")
         if written.untyped_storage()._cdata not in self.storages:
             return
+        if torch._debug_has_internal_overlap(written) == _OVERLAPS:
+            raise LimitError("The elements of a tensor that overlaps itself cannot be put back.")
         if dimension is None or index is None:
             self._add(written.nbytes)
             before = written.clone()

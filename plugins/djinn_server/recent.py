@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 __all__ = ("RECENT_S", "RecentSum")
 
@@ -19,13 +18,12 @@ class RecentSum:
     """
 
     def __init__(self) -> None:
-        self._sum = 0.0
-        self._since_s = time.monotonic()
+        self._sum = self._since_s = 0.0
 
     def add(self, amount: float, now: float) -> None:
         """Add an amount."""
         self._sum, self._since_s = self.at(now) + amount, now
 
     def at(self, now: float) -> float:
-        """Return the sum at a time, which is not before the last addition."""
-        return self._sum * math.exp((self._since_s - now) / RECENT_S)
+        """Return the sum at a time. Clocks of several threads may be a moment apart: it does not rise into the past."""
+        return self._sum * math.exp(min(0.0, self._since_s - now) / RECENT_S)
