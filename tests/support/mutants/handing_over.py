@@ -130,7 +130,7 @@ MUTANTS = (
            within="create:* view:* write:*"),
     # Values that the client knows.
     mutant("written-and-still-known", "session.known_exact", "djinn_known_values.values:KnownValues.written_storage",
-           "self._values.pop(number, None)", "pass"),
+           "self._remove(number)", "pass"),
     mutant("known-by-a-view-only", "session.known_exact", "djinn_known_values.values:KnownValues.compute",
            "slot.storage, call", "slot.number, call"),
     mutant("node-not-looked-at", "session.known_exact", "djinn_known_values.backend:KnowingBackend._look",
