@@ -17,6 +17,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.settings import MAX_NAME
 from djinn_lib_service.struct_tensors import encoded
 from djinn_lib_service.tensor_bytes import buffer_of
 
@@ -25,8 +26,6 @@ __all__ = ("MAX_NAME", "NAMED_OPERATORS", "KeptTensor", "KeptValue", "NamedOpera
 
 NAMED_OPERATORS = frozenset(("djinn::named_session", "djinn::keep_values", "djinn::take_values"))
 """Their names."""
-MAX_NAME = 128
-"""Characters in the name of a session or of a value."""
 _Name = Annotated[str, Meta(max_length=MAX_NAME)]
 _Size = Annotated[int, Meta(ge=0)]
 _Sizes = Annotated[tuple[_Size, ...], Meta(max_length=64)]

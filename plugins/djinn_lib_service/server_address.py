@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from djinn.kinds.backend import PluginRegistry
+from typing import TYPE_CHECKING
+
 from djinn.settings import Config
+
+if TYPE_CHECKING:
+    from djinn.kinds.backend import PluginRegistry
 
 __all__ = ("server_address",)
 

@@ -6,7 +6,10 @@ import attrs
 
 from djinn.settings import Declarations, setting
 
-__all__ = ("ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings")
+__all__ = ("MAX_NAME", "ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings")
+
+MAX_NAME = 128
+"""Characters in the name of a session, or of a value that it keeps."""
 
 
 @attrs.frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from djinn_lib_service.named_values import MAX_NAME
+from djinn_lib_service.settings import MAX_NAME
 
 from djinn.settings import setting
 
