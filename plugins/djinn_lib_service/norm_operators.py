@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._prims_common import suggest_memory_format
 
+from djinn_lib_service.own_operators import define_operators
+
 __all__ = ("NORM_OPERATORS", "NormOperators", "norm_operators")
 
 _TRAINING, _INFERENCE, _BACKWARD = "batch_norm_training", "batch_norm_inference", "batch_norm_gradients"
@@ -34,8 +36,6 @@ _SCHEMAS = {
 }
 NORM_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names."""
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 aten = torch.ops.aten
 
 
@@ -56,17 +56,9 @@ class NormOperators(NamedTuple):
 @cache
 def norm_operators() -> NormOperators:
     """Return the operators; the first call defines them."""
-    library = torch.library.Library("djinn", "FRAGMENT")
     kernels = {_TRAINING: (_training, _training_meta), _INFERENCE: (_inference, _inference_meta),
                _BACKWARD: (_backward, _backward_meta)}
-    for name, schema in _SCHEMAS.items():
-        library.define(f"{name}{schema}")
-        runs, describes = kernels[name]
-        for key in ("CPU", "CUDA"):
-            library.impl(name, runs, key)
-        library.impl(name, describes, "Meta")
-    _libraries.append(library)
-    return NormOperators(*(getattr(torch.ops.djinn, name).default for name in _SCHEMAS))
+    return NormOperators(*define_operators(_SCHEMAS, kernels))
 
 
 def _dense(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

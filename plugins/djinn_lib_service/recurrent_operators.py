@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from djinn_lib_service.own_operators import define_operators
+
 __all__ = ("GRU", "LSTM", "RECURRENT_OPERATORS", "RELU", "TANH", "RecurrentOperators", "recurrent_operators")
 
 RELU, TANH, LSTM, GRU = range(4)
@@ -33,8 +35,6 @@ _SCHEMAS = {
 RECURRENT_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names. None writes to an argument, or returns a view of one."""
 _NO_TRAINING = "cudnn RNN backward can only be called in training mode"
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 aten = torch.ops.aten
 _OVERLOADS = {RELU: (aten.rnn_relu.input, aten.rnn_relu.data), TANH: (aten.rnn_tanh.input, aten.rnn_tanh.data),
               LSTM: (aten.lstm.input, aten.lstm.data), GRU: (aten.gru.input, aten.gru.data)}
@@ -55,16 +55,8 @@ class RecurrentOperators(NamedTuple):
 @cache
 def recurrent_operators() -> RecurrentOperators:
     """Return the operators; the first call defines them."""
-    library = torch.library.Library("djinn", "FRAGMENT")
     kernels = {_PACKED: (_packed, _packed_meta), _BACKWARD: (_backward, _backward_meta)}
-    for name, schema in _SCHEMAS.items():
-        library.define(f"{name}{schema}")
-        runs, describes = kernels[name]
-        for key in ("CPU", "CUDA"):
-            library.impl(name, runs, key)
-        library.impl(name, describes, "Meta")
-    _libraries.append(library)
-    return RecurrentOperators(*(getattr(torch.ops.djinn, name).default for name in _SCHEMAS))
+    return RecurrentOperators(*define_operators(_SCHEMAS, kernels))
 
 
 def _run(

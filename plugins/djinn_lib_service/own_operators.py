@@ -1,0 +1,34 @@
+"""Defining operators of djinn's own in PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ("define_operators",)
+
+_libraries: list[torch.library.Library] = []
+"""What a library defines lasts as long as the library."""
+
+
+def define_operators(schemas: Mapping[str, str], kernels: Mapping[str, tuple[Any, Any]]) -> list[torch._ops.OpOverload]:
+    """Define operators in the namespace ``djinn``.
+
+    Args:
+        schemas: The schema of each, by name.
+        kernels: The function that runs each, on CPU and CUDA, and the one that describes its results without data.
+
+    Returns:
+        The operators, in the order of their schemas.
+    """
+    library = torch.library.Library("djinn", "FRAGMENT")
+    for name, schema in schemas.items():
+        library.define(f"{name}{schema}")
+        runs, describes = kernels[name]
+        for key in ("CPU", "CUDA"):
+            library.impl(name, runs, key)
+        library.impl(name, describes, "Meta")
+    _libraries.append(library)
+    return [getattr(torch.ops.djinn, name).default for name in schemas]
