@@ -51,7 +51,10 @@ class SizesAsked:
         mask = self._mask
         if mask is not None:
             return [mask] if self.known.is_small(self.node.signature.operands[1]) else []
-        return [value.slot for value in self.known.lacking(self.slots[0])] if self.is_cpu else []
+        # The number of positions is asked for alone: what is read after it comes with that answer (`Companions`).
+        if not self.is_cpu or self.node.signature.template.operator == "aten::nonzero":
+            return []
+        return [value.slot for value in self.known.lacking(self.slots[0])]
 
     @property
     def _mask(self) -> Slot | None:
