@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from torch.nn.attention import SDPBackend
 
+from djinn_lib_service.own_operators import define_operators
+
 __all__ = ("ATTENTION_OPERATORS", "AttentionOperators", "attention_operators", "dtype_of_sums", "padded_rows")
 
 _ARGUMENTS = ("Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, "
@@ -42,8 +44,6 @@ _WIDTH = 8
 """Flash attention takes heads whose width is a multiple of this."""
 _HIDDEN_CUDNN = -65504.0
 """What PyTorch adds to hidden scores before it calls cuDNN, which has no infinity."""
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 aten = torch.ops.aten
 
 
@@ -66,20 +66,12 @@ class AttentionOperators(NamedTuple):
 @cache
 def attention_operators() -> AttentionOperators:
     """Return the operators; the first call defines them."""
-    library = torch.library.Library("djinn", "FRAGMENT")
     kernels = {_BASE: (_attend, _attend_meta), f"{_BASE}_kernel": (_choose, None),
                f"{_BASE}_with_residuals": (_attend_with_residuals, _with_residuals_meta),
                f"{_BASE}_backward": (_backward, _backward_meta)}
-    for name, schema in _SCHEMAS.items():
-        is_random = not name.endswith("backward")
-        library.define(f"{name}{schema}", tags=(torch.Tag.nondeterministic_seeded,) if is_random else ())
-        runs, describes = kernels[name]
-        for key in ("CPU", "CUDA"):
-            library.impl(name, runs, key)
-        if describes is not None:
-            library.impl(name, describes, "Meta")
-    _libraries.append(library)
-    return AttentionOperators(*(getattr(torch.ops.djinn, name).default for name in _SCHEMAS))
+    random = dict.fromkeys((name for name in _SCHEMAS if not name.endswith("backward")),
+                           torch.Tag.nondeterministic_seeded)
+    return AttentionOperators(*define_operators(_SCHEMAS, kernels, random))
 
 
 def padded_rows(rows: int) -> int:

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.own_operators import define_operators
 from djinn_lib_service.settings import MAX_NAME
 from djinn_lib_service.struct_tensors import encoded
 from djinn_lib_service.tensor_bytes import buffer_of
@@ -24,13 +25,16 @@ from djinn_lib_service.tensor_bytes import buffer_of
 __all__ = ("MAX_NAME", "NAMED_OPERATORS", "KeptTensor", "KeptValue", "NamedOperators", "NamedReply", "NamedRequest",
            "NamedSession", "NamedValues", "named_operators", "serving")
 
-NAMED_OPERATORS = frozenset(("djinn::named_session", "djinn::keep_values", "djinn::take_values"))
+_SCHEMAS = {
+    "named_session": "(Tensor like, str request) -> Tensor",
+    "keep_values": "(Tensor structure, Tensor[] values, str name) -> Tensor",
+    "take_values": "(Tensor like, str name, int[] handles) -> Tensor",
+}
+NAMED_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names."""
 _Name = Annotated[str, Meta(max_length=MAX_NAME)]
 _Size = Annotated[int, Meta(ge=0)]
 _Sizes = Annotated[tuple[_Size, ...], Meta(max_length=64)]
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 _serving = threading.local()
 
 
@@ -161,18 +165,8 @@ def serving(values: NamedValues) -> Iterator[None]:
 @cache
 def named_operators() -> NamedOperators:
     """Return the operators; the first call defines them."""
-    library = torch.library.Library("djinn", "FRAGMENT")
-    tags = (torch.Tag.dynamic_output_shape,)
-    library.define("named_session(Tensor like, str request) -> Tensor", tags=tags)
-    library.define("keep_values(Tensor structure, Tensor[] values, str name) -> Tensor", tags=tags)
-    library.define("take_values(Tensor like, str name, int[] handles) -> Tensor", tags=tags)
-    for key in ("CPU", "CUDA"):
-        library.impl("named_session", _session, key)
-        library.impl("keep_values", _keep, key)
-        library.impl("take_values", _take, key)
-    _libraries.append(library)
-    return NamedOperators(torch.ops.djinn.named_session.default, torch.ops.djinn.keep_values.default,
-                          torch.ops.djinn.take_values.default)
+    kernels = {"named_session": (_session, None), "keep_values": (_keep, None), "take_values": (_take, None)}
+    return NamedOperators(*define_operators(_SCHEMAS, kernels, dict.fromkeys(_SCHEMAS, torch.Tag.dynamic_output_shape)))
 
 
 def _session(like: torch.Tensor, request: str) -> torch.Tensor:

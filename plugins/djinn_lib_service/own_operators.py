@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 __all__ = ("define_operators",)
 
+_NO_TAGS: Mapping[str, torch.Tag] = MappingProxyType({})
 _libraries: list[torch.library.Library] = []
 """What a library defines lasts as long as the library."""
 
 
-def define_operators(schemas: Mapping[str, str], kernels: Mapping[str, tuple[Any, Any]]) -> list[torch._ops.OpOverload]:
+def define_operators(
+    schemas: Mapping[str, str], kernels: Mapping[str, tuple[Any, Any]], tags: Mapping[str, torch.Tag] = _NO_TAGS
+) -> list[torch._ops.OpOverload]:
     """Define operators in the namespace ``djinn``.
 
     Args:
         schemas: The schema of each, by name.
-        kernels: The function that runs each, on CPU and CUDA, and the one that describes its results without data.
+        kernels: The function that runs each, on CPU and CUDA, and the one that describes its results without data;
+            ``None`` if only a run can tell.
+        tags: What PyTorch should know of some of them besides.
 
     Returns:
         The operators, in the order of their schemas.
     """
     library = torch.library.Library("djinn", "FRAGMENT")
     for name, schema in schemas.items():
-        library.define(f"{name}{schema}")
+        library.define(f"{name}{schema}", tags=(tags[name],) if name in tags else ())
         runs, describes = kernels[name]
         for key in ("CPU", "CUDA"):
             library.impl(name, runs, key)
-        library.impl(name, describes, "Meta")
+        if describes is not None:
+            library.impl(name, describes, "Meta")
     _libraries.append(library)
     return [getattr(torch.ops.djinn, name).default for name in schemas]

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from djinn_lib_service.own_operators import define_operators
+
 __all__ = ("EXCHANGE", "exchange_random_state")
 
 EXCHANGE = "djinn::exchange_random_state"
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 
 
 def _exchange(state: torch.Tensor) -> torch.Tensor:
@@ -33,10 +33,7 @@ def _exchange(state: torch.Tensor) -> torch.Tensor:
 @cache
 def exchange_random_state() -> Any:
     """Return the operator; the first call defines it."""
-    library = torch.library.Library("djinn", "FRAGMENT")
-    library.define("exchange_random_state(Tensor state) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-    for key in ("CPU", "CUDA"):
-        library.impl("exchange_random_state", _exchange, key)
-    library.impl("exchange_random_state", torch.empty_like, "Meta")
-    _libraries.append(library)
-    return torch.ops.djinn.exchange_random_state.default
+    name = "exchange_random_state"
+    [operator] = define_operators({name: "(Tensor state) -> Tensor"}, {name: (_exchange, torch.empty_like)},
+                                  {name: torch.Tag.nondeterministic_seeded})
+    return operator

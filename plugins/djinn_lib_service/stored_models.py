@@ -15,17 +15,21 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.own_operators import define_operators
 from djinn_lib_service.struct_tensors import encoded
 
 __all__ = ("STORED_OPERATORS", "STORED_TENSOR", "KeepReply", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
            "StoredOperators", "StoredTensor", "provide", "stored_operators")
 
 STORED_TENSOR = "djinn::stored_tensor"
-STORED_OPERATORS = frozenset((STORED_TENSOR, "djinn::stored_models", "djinn::keep_piece"))
+_SCHEMAS = {
+    "stored_models": "(Tensor like, str request) -> Tensor",
+    "stored_tensor": "(Tensor like, str file, str name, int[] size, *, ScalarType dtype) -> Tensor",
+    "keep_piece": "(Tensor piece, str file, str writer, int begin, int size) -> Tensor",
+}
+STORED_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names. None writes to an argument, or returns a view of one."""
 _Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 _provided: list[StoredModels] = []
 
 
@@ -167,19 +171,9 @@ def provide(models: StoredModels | None) -> None:
 @cache
 def stored_operators() -> StoredOperators:
     """Return the operators; the first call defines them."""
-    library = torch.library.Library("djinn", "FRAGMENT")
-    library.define("stored_models(Tensor like, str request) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
-    library.define("stored_tensor(Tensor like, str file, str name, int[] size, *, ScalarType dtype) -> Tensor")
-    library.define("keep_piece(Tensor piece, str file, str writer, int begin, int size) -> Tensor",
-                   tags=(torch.Tag.dynamic_output_shape,))
-    for key in ("CPU", "CUDA"):
-        library.impl("keep_piece", _keep, key)
-        library.impl("stored_models", _models, key)
-        library.impl("stored_tensor", _tensor, key)
-    library.impl("stored_tensor", _tensor_meta, "Meta")
-    _libraries.append(library)
-    return StoredOperators(torch.ops.djinn.stored_models.default, torch.ops.djinn.stored_tensor.default,
-                           torch.ops.djinn.keep_piece.default)
+    kernels = {"stored_models": (_models, None), "stored_tensor": (_tensor, _tensor_meta), "keep_piece": (_keep, None)}
+    sized_by_answer = dict.fromkeys(("stored_models", "keep_piece"), torch.Tag.dynamic_output_shape)
+    return StoredOperators(*define_operators(_SCHEMAS, kernels, sized_by_answer))
 
 
 def _models(like: torch.Tensor, request: str) -> torch.Tensor:
