@@ -33,9 +33,9 @@ class FleetFactory:
             ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
         """
         settings = context.settings(Config)
-        loads = FleetLoads(connections)
-        placement = (ExplicitPlacement() if settings.placement == "explicit"
-                     else _automatic(connections, context, loads))
+        is_explicit = settings.placement == "explicit"
+        loads = FleetLoads(connections, are_read=not is_explicit)
+        placement = ExplicitPlacement() if is_explicit else _automatic(connections, context, loads)
         fleet = Fleet(connections, tape, released, placement, loads, context.pace, is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
         fleet.introduce()

@@ -24,15 +24,17 @@ class FleetLoads:
 
     Args:
         connections: To the executors. Until one is asked, other sessions at the time of its greeting count.
+        are_read: Whether the placement of the session reads them; otherwise no executor is asked.
 
     Concurrency:
         The caller holds the session's lock.
     """
 
-    def __init__(self, connections: Sequence[Connection]) -> None:
+    def __init__(self, connections: Sequence[Connection], *, are_read: bool) -> None:
         sessions = [connection.welcome.sessions for connection in connections]
         self._loads = [count / (count + 1) for count in sessions]
         self._asked_s = [float("-inf")] * len(sessions)
+        self._are_read = are_read
 
     def of(self, executor: int) -> float:
         """Return the fraction of the time in which an executor is busy with other sessions' work."""
@@ -40,9 +42,9 @@ class FleetLoads:
 
     def fetch(self, executor: int, link: SingleBackend, slots: Sequence[Slot]) -> list[Any]:
         """Fetch values of an executor, and its load if the last one is old."""
-        now = time.monotonic()
-        if now - self._asked_s[executor] < REFRESH_S:
+        if not self._is_old(executor):
             return link.fetch(slots, whole=True)
+        now = time.monotonic()
         *values, told = link.fetch([*slots, _QUESTION], whole=True)
         self._asked_s[executor] = now
         self._loads[executor] = load_in(told, link.address)
@@ -51,5 +53,8 @@ class FleetLoads:
     def refresh(self, links: Sequence[SingleBackend]) -> None:
         """Ask executors whose last load is old."""
         for executor, link in enumerate(links):
-            if time.monotonic() - self._asked_s[executor] >= REFRESH_S:
+            if self._is_old(executor):
                 self.fetch(executor, link, ())
+
+    def _is_old(self, executor: int) -> bool:
+        return self._are_read and time.monotonic() - self._asked_s[executor] >= REFRESH_S
