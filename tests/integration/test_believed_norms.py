@@ -51,18 +51,23 @@ def expect_equal(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         torch.testing.assert_close(one.cpu(), other)
 
 
+def recorded(server: Any, layer: nn.Module, data: torch.Tensor) -> list[str]:
+    """Expect the results of the CPU from a layer each way, and name the operations that were recorded."""
+    wanted = results(copy.deepcopy(layer), data, "cpu")
+    with believed_cuda(server=server.address):
+        with djinn.capture(modules=False) as captured:
+            got = results(layer, data, D)
+        expect_equal(got, wanted)
+    return names_in(captured)
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_training_is_one_operation_each_way_for_the_executor_to_choose(server: Any, kind: str, last: bool) -> None:
     if last and kind == "1d":
         pytest.skip("there is no such memory format")
     layer, data = made(kind, last=last)
-    wanted = results(copy.deepcopy(layer), data, "cpu")
-    with believed_cuda(server=server.address):
-        with djinn.capture(modules=False) as captured:
-            got = results(layer, data, D)
-        expect_equal(got, wanted)
-    names = names_in(captured)
+    names = recorded(server, layer, data)
     assert (names.count("djinn::batch_norm_training"), names.count("djinn::batch_norm_gradients")) == (1, 1), names
 
 
@@ -70,12 +75,7 @@ def test_inference_is_one_operation_and_its_gradients_are_pytorchs_own(server: A
     layer, data = made("2d")
     layer(data)
     layer.eval()
-    wanted = results(copy.deepcopy(layer), data, "cpu")
-    with believed_cuda(server=server.address):
-        with djinn.capture(modules=False) as captured:
-            got = results(layer, data, D)
-        expect_equal(got, wanted)
-    names = names_in(captured)
+    names = recorded(server, layer, data)
     backward = names.count("aten::native_batch_norm_backward")
     assert (names.count("djinn::batch_norm_inference"), backward) == (1, 1), names
 
