@@ -15,7 +15,8 @@ from djinn_lib_cluster.kinds import ClusterSpec, ProgramReport
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn_cluster.clusters import Cluster, clusters, find, make
-from djinn_cluster.programs import programs_of
+from djinn_cluster.joining import await_servers
+from djinn_cluster.programs import DIRECTORY, programs_of
 
 __all__ = ("down", "logs", "status", "up")
 
@@ -44,9 +45,9 @@ def up(
 ) -> None:
     """Start servers and their directory, and print their addresses once they accept connections.
 
-    Clients find the least loaded server with the address of the directory, as DJINN_CLUSTER or
-    djinn.init(cluster=...). A server that ends is started again at the same port. The servers get the environment of
-    this command; DJINN_TOKEN is the token that clients must present.
+    The command ends when the directory leads clients to all servers. Clients find the least loaded server with the
+    address of the directory, as DJINN_CLUSTER or djinn.init(cluster=...). A server that ends is started again at the
+    same port. The servers get the environment of this command; DJINN_TOKEN is the token that clients must present.
     """
     cluster = _usable(lambda: make(name, engine))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
@@ -140,8 +141,13 @@ def _await_start(cluster: Cluster) -> list[ProgramReport]:
                 printed.add(report.name)
                 typer.echo(f"djinn cluster {cluster.name}: {report.name} serving {report.address}")
         failed = [report for report in reports if report.state == "failed"]
-        if failed or len(printed) == len(reports):
+        if failed:
             return failed
+        if len(printed) == len(reports):
+            address = next(report.address for report in reports if report.name == DIRECTORY)
+            if missing := await_servers(address, cluster.folder / "key", len(reports) - 1):
+                typer.echo(f"djinn cluster {cluster.name}: {missing}", err=True)
+            return []
     return [ProgramReport(cluster.name, "failed", problem="the cluster was stopped before it served")]
 
 

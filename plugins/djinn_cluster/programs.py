@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from djinn_lib_cluster.asking import DirectoryAddress, reachable
 from djinn_lib_cluster.kinds import EngineProgram
@@ -46,7 +47,7 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
 
 def _shared(options: Sequence[str]) -> Iterator[tuple[str, str]]:
     """List the options that hold for the directory, in either of their two forms."""
-    for word, following in zip(options, [*options[1:], ""], strict=True):
+    for word, following in pairwise([*options, ""]):
         name, is_whole, value = word.partition("=")
         if name in _SHARED:
             yield name, value if is_whole else following

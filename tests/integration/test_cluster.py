@@ -110,7 +110,8 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
         f"djinn cluster lab: {program['name']} serving {program['address']}" for program in programs}
     by_address = {program["address"]: program for program in programs}
     found = clusters.run("status", "--json", DJINN_CLUSTER=programs[0]["address"])
-    assert json.loads(found.stdout)["server"]["address"] in list(by_address)[1:], found
+    assert found.returncode == 0, found
+    assert json.loads(found.stdout)["server"]["address"] in list(by_address)[1:]
     found = clusters.run("doctor", "--json", DJINN_CLUSTER=programs[0]["address"])
     checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
     assert checks["server"]["ok"], found
@@ -157,7 +158,7 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
 
 
 def test_servers_end_with_the_process_that_keeps_them(clusters: Clusters) -> None:
-    assert clusters.run("cluster", "up", "--name", "lab", "--", "--threads", "1").returncode == 0
+    assert clusters.run("cluster", "up", "--name", "lab").returncode == 0
     keeper, *others = clusters.processes()
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: all(map(has_ended, [keeper, *others])), "they are still there")
