@@ -27,7 +27,8 @@ COMPOSED = (*COMPUTING, "guard", "classifier", "scheduler", "transport")
 EXECUTORS = 3
 SCATTERED = frozenset({"session.programs_equal", "session.aliases_seen", "session.slices_equal"})
 """Laws tested in a session with several executors; the other laws would test nothing new there."""
-CHECKED_ONCE = frozenset({"session.pressure_invisible", "session.recovery_bounded", "session.sharing_invisible"})
+CHECKED_ONCE = frozenset({"session.pressure_invisible", "session.recovery_bounded", "session.sharing_invisible",
+                          "session.small_work_exact"})
 """Laws that do not depend on where the executor is, so that a session in this process would test nothing new."""
 _OF_SERVERS = ("executor", "guard")
 """Kinds whose plugins run in a server, not in its clients."""

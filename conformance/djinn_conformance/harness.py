@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -44,15 +44,21 @@ def open_executor() -> Executor:
 
 
 @contextmanager
-def other_connections(session: Session, open_connections: Callable[[], Sequence[Connection]]) -> Iterator[None]:
+def other_connections(session: Session, open_connections: Callable[[], Sequence[Connection]], **settings: Any
+                      ) -> Iterator[None]:
     """Give a running session other connections, without recovery, for the length of a block.
 
     Tensors created in the block belong to them, and must be gone at its end.
+
+    Args:
+        session: The session.
+        open_connections: Opens them.
+        **settings: Settings that differ in the block.
     """
     with session.lock:
         session.flush()
         before = session.backend
-        opens = session.backend_opener(session.plugins.settings.changed(recovery="none"))
+        opens = session.backend_opener(session.plugins.settings.changed(recovery="none", **settings))
         session.backend = opens(open_connections(), session.tape, session.released)
     try:
         yield

@@ -141,6 +141,17 @@ MUTANTS = (
            "(tuple(operands), *steps)", "(len(operands), *steps)"),
     mutant("all-instead-of-chosen", "session.known_exact", "djinn_known_values.sizes:SizesAsked.answer",
            "int(torch.count_nonzero(found[0]))", "found[0].numel()"),
+    # Small work that the client does.
+    mutant("done-for-a-server-that-computes-otherwise", "session.small_work_exact",
+           "djinn_known_values.arithmetic:computes_alike",
+           'return (device.kind, device.name, str(welcome.torch)) == ("cpu", processor_name(), str(torch.__version__))',
+           'return (device.kind, device.name) == ("cpu", processor_name())'),
+    mutant("large-upload-followed", "session.small_work_exact", "djinn_known_values.backend:KnowingBackend.upload",
+           "and dense.nbytes <= HOME_BYTES", ""),
+    mutant("rounded-as-by-one-thread", "session.small_work_exact",
+           "djinn_known_values.arithmetic:depends_on_threads", "spec.numel >= _PIECE", "False"),
+    mutant("zero-decides-also-beside-nan", "session.small_work_exact", "djinn_known_values.values:KnownValues.compute",
+           "and all(map(is_integer_spec, filter(None, signature.results)))", ""),
     # Values that nobody waits for.
     mutant("written-and-still-to-come", "session.later_exact", "djinn_lib_later.values:later", ").clone()", ")"),
     mutant("asked-for-before-it-is-sent", "session.later_exact", "djinn_lib_later.outstanding:OutstandingValues.choose",

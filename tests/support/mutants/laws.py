@@ -25,6 +25,7 @@ from djinn_conformance import (
     test_session_recovery,
     test_session_repeats,
     test_session_served,
+    test_session_small_work,
     test_session_switches,
     test_session_training,
 )
@@ -43,7 +44,8 @@ from djinn.session.session import Session
 _SUITES = (
     test_session_async, test_session_compiled, test_session_database, test_session_known, test_session_later,
     test_session_machine, test_session_operations, test_session_places, test_session_programs, test_session_pushed,
-    test_session_recovery, test_session_repeats, test_session_served, test_session_switches, test_session_training,
+    test_session_recovery, test_session_repeats, test_session_served, test_session_small_work, test_session_switches,
+    test_session_training,
 )
 
 
@@ -141,7 +143,7 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
         given(group="drawn")
     elif test.__module__ in (test_session_compiled.__name__, test_session_known.__name__, test_session_later.__name__,
                              test_session_places.__name__, test_session_pushed.__name__,
-                             test_session_switches.__name__):
+                             test_session_small_work.__name__, test_session_switches.__name__):
         given()
     else:
         given(group=_group(test, within))
