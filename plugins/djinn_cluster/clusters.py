@@ -36,6 +36,7 @@ class Cluster:
 
     Attributes:
         engine: What runs it.
+        moves: Whether its programs may be on other machines, which have the same files.
 
     Raises:
         PluginError: There is no such engine.
@@ -46,7 +47,9 @@ class Cluster:
         self.name = name
         self.engine_name = engine_name
         self.folder = _home() / name
-        self.engine: Engine = _factory(engine_name).open(self.folder / "engine")
+        factory = _factory(engine_name)
+        self.engine: Engine = factory.open(self.folder / "engine")
+        self.moves = "moves" in getattr(factory, "capabilities", ())
 
     def describe(self) -> None:
         """Write down which engine runs it, so that other commands find it."""

@@ -11,7 +11,8 @@ from typing import Annotated, TypeVar
 
 import attrs
 import typer
-from djinn_lib_cluster.kinds import ClusterSpec, ProgramReport
+from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram, ProgramReport
+from djinn_lib_server.secret_files import key_in
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn_cluster.clusters import Cluster, clusters, find, make
@@ -52,8 +53,9 @@ def up(
     cluster = _usable(lambda: make(name, engine))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
     page = dashboard_port or (None if dashboard_port is None else next(_ports(0, 1)))
-    programs = programs_of(cluster, own_gpus, list(_ports(port, 1 + len(own_gpus))), options or [], page)
-    _usable(lambda: cluster.engine.start(ClusterSpec(name, tuple(programs))))
+    # Which ports are free on another machine is known there.
+    ports = [0] * (1 + len(own_gpus)) if cluster.moves and not port else list(_ports(port, 1 + len(own_gpus)))
+    _usable(lambda: _start(cluster, programs_of(cluster, own_gpus, ports, options or [], page)))
     cluster.describe()
     try:
         failed = _await_start(cluster)
@@ -130,6 +132,19 @@ def _ports(first: int, count: int) -> Iterator[int]:
         sockets = [bound.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         ports = [each.getsockname()[1] for each in sockets]
     yield from ports
+
+
+def _start(cluster: Cluster, programs: Sequence[EngineProgram]) -> None:
+    """Start programs. Their key exists before, because servers need it and may begin before their directory."""
+    key = cluster.folder / "key"
+    is_new = not key.exists()
+    key_in(key, makes=True)
+    try:
+        cluster.engine.start(ClusterSpec(cluster.name, tuple(programs)))
+    except ConfigurationError:
+        if is_new:
+            cluster.remove()
+        raise
 
 
 def _await_start(cluster: Cluster) -> list[ProgramReport]:

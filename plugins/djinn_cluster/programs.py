@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from djinn_lib_cluster.asking import DirectoryAddress, reachable
+from djinn_lib_cluster.asking import IN_FILE, DirectoryAddress, reachable
 from djinn_lib_cluster.kinds import EngineProgram
 
 from djinn_cluster.clusters import Cluster
@@ -33,15 +33,19 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
     """
     key, shared = str(cluster.folder / "key"), dict(_shared(options))
     host = reachable(shared.get("--host", "127.0.0.1"))
-    address = DirectoryAddress("tls" if "--tls-cert" in shared else "tcp", host, ports[0], cluster.name)
+    address = str(DirectoryAddress("tls" if "--tls-cert" in shared else "tcp", host, ports[0], cluster.name))
+    written = str(cluster.folder / "address")
+    if cluster.moves:
+        address = IN_FILE + written
     found = [EngineProgram(DIRECTORY, (
         *_DJINN, DIRECTORY, "--name", cluster.name, "--port", str(ports[0]), "--key", key, "--with-parent",
+        *(("--address-file", written) if cluster.moves else ()),
         *(word for pair in shared.items() for word in pair),
         *(() if page is None else ("--dashboard-port", str(page)))))]
     for number, (own, port) in enumerate(zip(gpus, ports[1:], strict=True)):
         found.append(EngineProgram(f"server-{number}", (
             *_DJINN, "serve", "--device", "cuda:0" if own else "cpu", "--port", str(port), "--with-parent",
-            "--directory", str(address), "--directory-key", key, *options), gpus=own))
+            "--directory", address, "--directory-key", key, *options), gpus=own))
     return found
 
 

@@ -13,7 +13,7 @@ import msgspec
 from anyio.abc import ByteStream
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
-from djinn_lib_cluster.asking import DirectoryAddress, parse, reachable, trusting
+from djinn_lib_cluster.asking import IN_FILE, parse, reachable, trusting
 from djinn_lib_cluster.messages import (
     MAX_LINE_BYTES,
     MAX_MODELS,
@@ -46,7 +46,7 @@ class Announcement(MetricsOutput):
     If the directory is gone, it tries to join again until it is back.
 
     Args:
-        directory: The directory.
+        directory: The address of the directory.
         key: The secret that it knows servers by.
         announced: The address that clients are given; empty for the server's own.
         authorities: File with the authorities that are trusted; empty for the system's.
@@ -57,12 +57,12 @@ class Announcement(MetricsOutput):
         `start` and `stop` are called by one thread; the task runs in another one.
     """
 
-    def __init__(self, directory: DirectoryAddress, key: str, announced: str, authorities: str, limit_bytes: int,
+    def __init__(self, directory: str, key: str, announced: str, authorities: str, limit_bytes: int,
                  source: MetricsSource) -> None:
         self._directory = directory
         self._key = key
         self._announced = announced
-        self._context = trusting(authorities) if directory.scheme == "tls" else None
+        self._authorities = authorities
         self._limit_bytes = limit_bytes
         self._source = source
         self._running = ExitStack()
@@ -104,20 +104,23 @@ class Announcement(MetricsOutput):
             await anyio.sleep(pause_s)
 
     async def _announce(self) -> None:
+        # A directory that was started again may have written another address into its file.
+        directory = await anyio.to_thread.run_sync(parse, self._directory)
+        context = trusting(self._authorities) if directory.scheme == "tls" else None
         with anyio.fail_after(TIMEOUT_S):
             stream: ByteStream = await (
-                anyio.connect_tcp(self._directory.host, self._directory.port) if self._context is None
-                else anyio.connect_tcp(self._directory.host, self._directory.port, ssl_context=self._context,
+                anyio.connect_tcp(directory.host, directory.port) if context is None
+                else anyio.connect_tcp(directory.host, directory.port, ssl_context=context,
                                        tls_standard_compatible=False))
         async with stream:
             with anyio.fail_after(TIMEOUT_S):
-                await stream.send(encoded(Join(self._key, self._directory.name, self._address())))
+                await stream.send(encoded(Join(self._key, directory.name, self._address())))
                 answer = decoded(await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_LINE_BYTES))
             if isinstance(answer, DirectoryProblem):
                 raise ConfigurationError(answer.summary)
             if not isinstance(answer, Accepted):
                 raise ConfigurationError("it is no directory")
-            _log.info("listed in the directory %s as %s", self._directory, self._address())
+            _log.info("listed in the directory %s as %s", directory, self._address())
             while True:
                 # The store may have to read files, and the counters of many tenants take time.
                 report = await anyio.to_thread.run_sync(self._report)
@@ -156,8 +159,11 @@ class Announcements:
         if not given.key:
             raise ConfigurationError("--directory needs --directory-key.",
                                      hint="Give the file that `djinn directory --key` has made.")
-        return Announcement(parse(given.address), key_in(Path(given.key)), given.announced,
-                            self._settings(TlsSettings).tls_ca, options.limits.memory_bytes, source)
+        authorities = self._settings(TlsSettings).tls_ca
+        if not given.address.startswith(IN_FILE) and parse(given.address).scheme == "tls":
+            trusting(authorities)
+        return Announcement(given.address, key_in(Path(given.key)), given.announced, authorities,
+                            options.limits.memory_bytes, source)
 
     def sample(self, folder: Path) -> ServeOptions:
         """Return options with a directory that does not answer; see `djinn_lib_server.kinds.SamplingMetricsFactory`."""

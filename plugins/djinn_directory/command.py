@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import attrs
 import typer
 from djinn_lib_cluster.asking import DirectoryAddress, reachable
+from djinn_lib_cluster.records import replace_file
 
 from djinn.errors import ConfigurationError, RefusedError
 
@@ -60,6 +61,10 @@ def directory(
         "--dashboard-port", min=0, max=65535, show_default=False,
         help="Port for a page that shows the servers live to those who have the key; 0 finds a free one. Default: "
              "disabled.")] = None,
+    address_file: Annotated[str, typer.Option(
+        "--address-file", metavar="PATH", help="File to write this address into. Servers and clients that can read it "
+                                               "find the directory with file:PATH, wherever it is started again.")
+        ] = "",
     with_parent: Annotated[bool, typer.Option(
         "--with-parent", help="End when the process that started this one has ended.")] = False,
 ) -> None:
@@ -96,11 +101,13 @@ def directory(
         secret = key_in(Path(key), makes=True) if key else secrets.token_urlsafe(32)
         sock = _listening(host, port)
         page_sock = None if dashboard_port is None else _listening(host, dashboard_port)
+        address = DirectoryAddress("tls" if tls_cert else "tcp", reachable(host), sock.getsockname()[1], name)
+        if address_file:
+            _write(Path(address_file), address)
         authenticator: Authenticator = factory.open(options)
     except ConfigurationError as error:
         typer.echo(f"djinn: {error}", err=True)
         raise typer.Exit(USAGE_ERROR) from None
-    address = DirectoryAddress("tls" if tls_cert else "tcp", reachable(host), sock.getsockname()[1], name)
     endpoint = DirectoryEndpoint(name, secret, _checking(authenticator), context)
     listening: list[tuple[socket.socket, _Answering]] = [(sock, endpoint)]
     model = ClusterModel(name, str(address), secret, endpoint.listing)
@@ -128,6 +135,14 @@ def _listening(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error.strerror or error}.",
                                  hint="Choose a free port (0 finds one) and an address of this machine.") from None
+
+
+def _write(path: Path, address: DirectoryAddress) -> None:
+    try:
+        replace_file(path, f"{address}\n".encode())
+    except OSError as error:
+        raise ConfigurationError(f"The address cannot be written to {path}: {error.strerror or error}.",
+                                 hint="Give --address-file a path in a folder of yours.") from None
 
 
 def _checking(authenticator: Authenticator) -> Callable[[str], None]:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, ProgramReport
+from djinn_lib_cluster.records import APART_S, KeeperRecord, Records, end_group, is_running
 
 from djinn.errors import ConfigurationError
 from djinn_engine_local.keeper import KEPT, OTHER_KEEPER
-from djinn_engine_local.records import APART_S, KeeperRecord, Records, end_group, is_running
 
 __all__ = ("LocalEngine", "LocalEngines")
 

@@ -1,29 +1,16 @@
-"""The process that keeps the programs of a local cluster running.
-
-It is started with a cluster and ends with it. Each program leads a separate session and process group. When it ends,
-the rest of its group is killed, so that none of its processes keeps a device. The keeper is the subreaper of all of
-them: it also waits for those whose parent has died.
-"""
+"""The process that keeps the programs of a local cluster running. It is started with the cluster, and ends with it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio
-import anyio.to_thread
-import attrs
 import msgspec
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
-
-from djinn_engine_local.records import KeeperRecord, ProgramRecord, Records, born, has_group
+from djinn_lib_cluster.keeping import keep
+from djinn_lib_cluster.kinds import ClusterSpec
+from djinn_lib_cluster.records import Records
 
 __all__ = ("KEPT", "OTHER_KEEPER", "main")
 
@@ -31,174 +18,6 @@ KEPT = b"kept\n"
 """What a keeper announces when it holds the lock."""
 OTHER_KEEPER = 3
 """Exit status of a keeper if there is another one."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
-STEADY_S = 10.0
-"""A program that has served for so long is started again at once when it ends."""
-ENDING_S = 10.0
-"""How long a program may take to end after a second SIGTERM."""
-GROUP_S = 2.0
-"""How long the other processes of a program may take to end after it."""
-TICK_S = 0.02
-LOOK_S = 60.0
-MAX_LINE_BYTES = 4096
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-@attrs.define(eq=False)
-class _Kept:
-    """A program, and the process that runs it now."""
-
-    program: EngineProgram
-    gpus: str
-    record: ProgramRecord
-    process: subprocess.Popen[bytes] | None = None
-
-
-class _Cluster:
-    """Starts programs, starts them again, and stops them.
-
-    Concurrency:
-        Tasks of one event loop.
-    """
-
-    def __init__(self, records: Records, spec: ClusterSpec) -> None:
-        self._records = records
-        gpus = iter(_gpus())
-        self._kept = [_Kept(program, ",".join(next(gpus, "none") for _ in range(program.gpus)),
-                            ProgramRecord(program.name)) for program in spec.programs]
-        self._stopping = anyio.Event()
-        self._hurry = anyio.Event()
-        self._threads = anyio.CapacityLimiter(len(self._kept))
-        self._record = KeeperRecord(os.getpid(), born(os.getpid()), [kept.record for kept in self._kept])
-        records.write(self._record)
-
-    async def run(self) -> None:
-        """Run the programs until a signal asks to stop, and until all have ended."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._heed)
-            tasks.start_soon(self._shorten_logs)
-            async with anyio.create_task_group() as running:
-                for kept in self._kept:
-                    running.start_soon(self._keep, kept)
-            tasks.cancel_scope.cancel()
-
-    async def _heed(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                if self._stopping.is_set():
-                    self._hurry.set()
-                self._stopping.set()
-                for kept in self._kept:
-                    kept.record.state = "stopping"
-                    if kept.process is not None:
-                        kept.process.send_signal(signal.SIGTERM)
-                self._records.write(self._record)
-
-    async def _shorten_logs(self) -> None:
-        while True:
-            await anyio.sleep(LOOK_S)
-            for kept in self._kept:
-                self._records.shorten(kept.program.name)
-
-    async def _keep(self, kept: _Kept) -> None:
-        pause_s = FIRST_PAUSE_S
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            await self._run_once(kept)
-            is_steady = kept.record.state == "starting" and time.monotonic() - began > STEADY_S
-            pause_s = FIRST_PAUSE_S if is_steady else min(2 * pause_s, LONGEST_PAUSE_S)
-            with anyio.move_on_after(pause_s):
-                await self._stopping.wait()
-            kept.record.restarts += 1
-
-    async def _run_once(self, kept: _Kept) -> None:
-        """Run a program until it ends, and the rest of its group with it."""
-        reader, writer = os.pipe()
-        try:
-            kept.process = process = self._start(kept, writer)
-        except OSError as error:
-            os.close(reader)
-            self._changed(kept.record, state="failed",
-                          problem=f"{kept.program.command[0]} cannot be started: {error.strerror or error}")
-            return
-        finally:
-            os.close(writer)
-        self._changed(kept.record, pid=process.pid, born=born(process.pid))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hear, kept.record, reader)
-            tasks.start_soon(self._end_in_time, process.pid)
-            status = await anyio.to_thread.run_sync(process.wait, limiter=self._threads)
-            kept.process = None
-            await self._sweep(process.pid)
-            tasks.cancel_scope.cancel()
-        said = "\n".join(self._records.tail(kept.program.name, 5))
-        self._changed(kept.record, state="starting" if kept.record.address else "failed", pid=0, born="", address="",
-                      problem=f"it ended with {f'signal {-status}' if status < 0 else f'status {status}'}: {said}")
-
-    def _start(self, kept: _Kept, writer: int) -> subprocess.Popen[bytes]:
-        program = kept.program
-        environment = {**os.environ, **program.variables}
-        if program.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = kept.gpus
-        with self._records.log_of(program.name).open("ab") as log:
-            return subprocess.Popen(  # noqa: S603  # what the user of this machine has given
-                program.command, stdin=subprocess.DEVNULL, stdout=writer, stderr=log, env=environment,
-                start_new_session=True)
-
-    async def _hear(self, record: ProgramRecord, reader: int) -> None:
-        """Read the address, and then drop the rest, so that the program never waits for a reader."""
-        said = b""
-        try:
-            while True:
-                await anyio.wait_readable(reader)
-                part = os.read(reader, MAX_LINE_BYTES)
-                if not part:
-                    return
-                said = (said + part)[:MAX_LINE_BYTES]
-                line, end, _ = said.partition(b"\n")
-                if end and not record.address and (words := line.decode("utf-8", "replace").split()):
-                    self._changed(record, state="serving", address=words[-1])
-        finally:
-            os.close(reader)
-
-    async def _end_in_time(self, group: int) -> None:
-        """End a program that takes too long to stop."""
-        await self._hurry.wait()
-        await anyio.sleep(ENDING_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
-
-    async def _sweep(self, group: int) -> None:
-        """Wait for the other processes of a program that has ended, and kill those that remain."""
-        deadline = time.monotonic() + GROUP_S
-        while _reap(group):
-            if time.monotonic() >= deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(group, signal.SIGKILL)
-            await anyio.sleep(TICK_S)
-
-    def _changed(self, record: ProgramRecord, **changes: object) -> None:
-        if self._stopping.is_set():
-            changes["state"] = "stopping"
-        for name, value in changes.items():
-            setattr(record, name, value)
-        self._records.write(self._record)
-
-
-def _reap(group: int) -> bool:
-    """Wait for dead processes of a group that are children of this one; return whether the group has members left."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-group, os.WNOHANG)[0]:
-            pass
-    return has_group(group)
-
-
-def _gpus() -> list[str]:
-    """Name the GPUs that programs get one after the other."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [str(number) for number in range(64)]
-    return [name.strip() for name in visible.split(",") if name.strip()]
 
 
 def main(folder: str, announce: Callable[[bytes], object]) -> int:
@@ -216,15 +35,7 @@ def main(folder: str, announce: Callable[[bytes], object]) -> int:
     lock = records.acquire()
     if lock is None:
         return OTHER_KEEPER
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-    async def run() -> None:
-        cluster = _Cluster(records, spec)
-        announce(KEPT)
-        await cluster.run()
-
-    anyio.run(run)
+    keep(records, spec, announce=lambda: announce(KEPT))
     records.remove()
     os.close(lock)
     return 0

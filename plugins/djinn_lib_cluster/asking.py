@@ -1,10 +1,14 @@
-"""Asking a directory, from a client or a command. A directory's address is ``tls://host:port/NAME``."""
+"""Asking a directory, from a client or a command.
+
+A directory's address is ``tls://host:port/NAME``, or ``file:PATH``: a file in which the directory has written it.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import attrs
@@ -22,8 +26,11 @@ from djinn_lib_cluster.messages import (
     encoded,
 )
 
-__all__ = ("DirectoryAddress", "ask", "parse", "reachable", "trusting")
+__all__ = ("IN_FILE", "DirectoryAddress", "ask", "parse", "reachable", "trusting")
 
+IN_FILE = "file:"
+"""Stands before the path of a file with an address. A directory that is started again elsewhere changes the file."""
+MAX_ADDRESS_BYTES = 4096
 _HINT = "Write it as tls://HOST:PORT/NAME, as `djinn directory` prints it; tcp:// without encryption."
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
 
@@ -54,7 +61,16 @@ def parse(address: str) -> DirectoryAddress:
 
     Raises:
         ConfigurationError: It is invalid.
+        TransportError: No directory has written its address into that file.
     """
+    if address.startswith(IN_FILE):
+        path = address.removeprefix(IN_FILE)
+        try:
+            with Path(path).open(encoding="utf-8") as file:
+                address = file.read(MAX_ADDRESS_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TransportError(f"The address of the directory cannot be read from {path}: {error}.",
+                                 hint="See whether the cluster runs, and whether this machine has its files.") from None
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port

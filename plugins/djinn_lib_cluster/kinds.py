@@ -120,7 +120,9 @@ class EngineFactory(Protocol):
     """Opens engines; what plugins register.
 
     Its attribute ``capabilities`` is optional. It contains ``here`` if programs are processes of this user on this
-    machine; the laws can then be tested.
+    machine; the laws can then be tested. It contains ``moves`` if programs run on machines that have the same files as
+    this one, and may run on another one when they are started again: the cluster's directory then writes its address
+    into a file, and programs find free ports themselves.
     """
 
     name: str

@@ -7,23 +7,19 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from djinn_engine_local.engine import LocalEngines
 from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from support.models.gpt2 import PROMPT, generated, gpt2
-from support.processes.warm import run_djinn
-from support.servers.serving import children_of, workers_of
-from transformers.generation import BaseStreamer
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until
+from support.servers.serving import workers_of
 
 import djinn
 
-TIMEOUT_S = 120.0
 DRAINS = """
 import os, pathlib, signal, sys
 def heed(*_):
@@ -34,70 +30,13 @@ print("serving here", flush=True)
 while True:
     signal.pause()
 """
-TOKENS = 12
-MODEL = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 20000, "n_positions": 64}
 SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1")
-
-
-class Clusters:
-    """The program ``djinn cluster``, with folders of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "djinn" / "clusters"
-        self._state = str(folder)
-
-    def run(self, *words: str, **environment: str) -> Any:
-        return run_djinn(*words, XDG_STATE_HOME=self._state, OMP_NUM_THREADS="1", **environment)
-
-    def programs(self) -> list[dict[str, Any]]:
-        done = self.run("cluster", "status", "--json")
-        assert done.returncode == 0, done.stderr
-        return [program for cluster in json.loads(done.stdout) for program in cluster["programs"]]
-
-    def processes(self, name: str = "lab") -> list[int]:
-        """All processes of a cluster, the keeper first."""
-        keeper = json.loads((self.folder / name / "engine" / "programs.json").read_bytes())["pid"]
-        gateways = children_of(keeper)
-        return [keeper, *gateways, *(worker for gateway in gateways for worker in workers_of(gateway))]
 
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[Clusters]:
-    made = Clusters(tmp_path)
-    yield made
-    for path in made.folder.glob("*/cluster.json"):
-        made.run("cluster", "down", "--name", path.parent.name, "--drain-s", "0")
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def wait_until(is_so: Any, what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
-class Killing(BaseStreamer):
-    """Ends a process when it is given a token that is not one of the first."""
-
-    def __init__(self, pids: list[int]) -> None:
-        self._pids = pids
-        self._tokens = 0
-
-    def put(self, value: Any) -> None:
-        self._tokens += 1
-        if self._tokens == TOKENS // 2:
-            for pid in self._pids:
-                os.kill(pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        """Nothing is left to do."""
+    with Clusters(tmp_path).ended() as made:
+        yield made
 
 
 def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_the_end(clusters: Clusters) -> None:

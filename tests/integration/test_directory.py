@@ -21,6 +21,7 @@ from anyio.abc import SocketListener
 from anyio.from_thread import start_blocking_portal
 from djinn_cluster.settings import ClusterSettings
 from djinn_conformance.certificates import certificates
+from djinn_directory.announcing import Announcement
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
 from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
@@ -243,6 +244,34 @@ def test_an_answer_of_something_else_is_a_protocol_error() -> None:
         answering.result(20)
 
 
+class Idle:
+    """A server without sessions, as an announcement sees it."""
+
+    address = "tcp://host:1"
+    totals = models = staticmethod(dict)
+    why_not_ready = staticmethod(str)
+
+
+def test_servers_and_clients_follow_a_directory_that_writes_another_address(tmp_path: Path) -> None:
+    path = tmp_path / "address"
+    given = f"file:{path}"
+    with pytest.raises(TransportError, match="cannot be read from"):
+        parse(given)
+    path.write_text("file:another")
+    with pytest.raises(ConfigurationError, match="'file:another' is not the address of a directory"):
+        resolve(given)
+    announcement = Announcement(given, KEY, "", "", 0, Idle())
+    announcement.start()
+    try:
+        for _ in range(2):
+            with running() as address:
+                path.write_text(f"{address}\n")
+                until(lambda: listed(given) == ["tcp://host:1"])
+                assert resolve(given) == ["tcp://host:1"]
+    finally:
+        announcement.stop()
+
+
 async def _in_thread(function: Callable[[], None]) -> None:
     from anyio.to_thread import run_sync
 
@@ -260,10 +289,12 @@ def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_env
 
 
 def test_the_page_of_a_cluster_shows_its_servers_to_those_who_have_the_key(tmp_path: Path) -> None:
-    command = ["directory", "--name", "lab", "--key", str(tmp_path / "key"), "--dashboard-port", "0"]
+    command = ["directory", "--name", "lab", "--key", str(tmp_path / "key"), "--dashboard-port", "0",
+               "--address-file", str(tmp_path / "address")]
     with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(DJINN_TOKEN=TOKEN),
                     log=tmp_path / "log", has_djinn=True) as process:
         address = process.stdout.readline().split()[-1]
+        assert (tmp_path / "address").read_text() == f"{address}\n"
         key = (tmp_path / "key").read_text().strip()
         (url,) = re.findall(r"dashboard on (\S+),", (tmp_path / "log").read_text())
 

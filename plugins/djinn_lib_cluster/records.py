@@ -1,4 +1,4 @@
-"""The records of a local cluster: one file with the states of its programs, and the lock that its keeper holds."""
+"""The records of a keeper: one file with the states of its programs, their logs, and the lock that it may hold."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
 from djinn_lib_cluster.kinds import ProgramReport, ProgramState
 
-__all__ = ("APART_S", "KeeperRecord", "ProgramRecord", "Records", "born", "end_group", "has_group", "is_running")
+__all__ = ("APART_S", "KeeperRecord", "ProgramRecord", "Records", "born", "end_group", "has_group", "is_running",
+           "replace_file")
 
 TICK_S = 0.05
 APART_S = 0.3
@@ -81,10 +83,7 @@ class Records:
 
     def write(self, keeper: KeeperRecord) -> None:
         """Replace the file, so that readers see either the previous content or this one."""
-        new = self._file.with_suffix(".new")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  # a mode
-            file.write(msgspec.json.encode(keeper))
-        new.replace(self._file)
+        replace_file(self._file, msgspec.json.encode(keeper))
 
     def acquire(self) -> int | None:
         """Take the keeper's lock, which the system releases when this process ends.
@@ -145,6 +144,14 @@ class Records:
                     file.truncate(0)
                     file.seek(0)
                     file.write(kept)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file that only this user can read, so that readers see either the previous content or this one."""
+    new = path.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  # a mode
+        file.write(content)
+    new.replace(path)
 
 
 def _locked(descriptor: int, kind: int) -> bool:
