@@ -1,0 +1,153 @@
+"""Slurm's commands: submitting jobs, asking for their states, and ending them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import attrs
+from djinn_lib_cluster.kinds import EngineProgram
+from djinn_lib_cluster.records import Records
+
+from djinn.errors import ConfigurationError
+
+__all__ = ("KEEPER", "JobState", "cancel", "check_commands", "states", "submit")
+
+COMMANDS = ("sbatch", "squeue", "scancel")
+KEEPER = "keeper"
+"""The log of a job, beside that of its program."""
+TIMEOUT_S = 60.0
+NOTICE_S = 60
+"""How long before the end of its time a job is warned: longer than a server drains and ends."""
+_ENDED = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT"})
+_WAITING = frozenset({
+    "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_ASKS_FOR_GPUS = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES")
+_NODE = ("import sys; from djinn_start import postpone; postpone('djinn'); "
+         "from djinn_engine_slurm.node import main; main(sys.argv[1])")
+"""The program of a job. It needs no PyTorch."""
+
+
+@attrs.frozen
+class JobState:
+    """What Slurm says about a job.
+
+    Attributes:
+        name: The state, such as ``RUNNING``.
+        reason: Why it waits.
+        node: Where it runs.
+    """
+
+    name: str
+    reason: str = ""
+    node: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job is over, and is not put into the queue again."""
+        return self.name in _ENDED
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job has not begun."""
+        return self.name in _WAITING
+
+
+def check_commands() -> None:
+    """Check that Slurm's commands exist.
+
+    Raises:
+        ConfigurationError: One of them is missing.
+    """
+    missing = [name for name in COMMANDS if shutil.which(name) is None]
+    if missing:
+        raise ConfigurationError(
+            f"The engine slurm needs {', '.join(missing)}, which this machine does not have.",
+            hint="Use a machine from which jobs can be submitted, such as a login node, and load Slurm's module there.")
+
+
+def submit(name: str, program: EngineProgram, folder: Path) -> int:
+    """Submit a job that keeps a program running.
+
+    What else the job needs, such as a partition, an account or a time limit, sbatch reads from its own environment
+    variables.
+
+    Args:
+        name: The job's name.
+        program: The program, which is also in the folder.
+        folder: Where its records are; its path is the same on all nodes.
+
+    Returns:
+        The job's number.
+
+    Raises:
+        ConfigurationError: Slurm refuses the job.
+    """
+    script = f"#!/bin/sh\nexec {shlex.join([sys.executable, '-c', _NODE, str(folder)])}\n"
+    log = str(Records(folder).log_of(KEEPER)).replace("%", "%%")
+    # The variables may be secrets, so they are in the environment, and not in a file or in a command line.
+    environment = {**os.environ, **program.variables}
+    for each in _ASKS_FOR_GPUS if not program.gpus else ():
+        environment.pop(each, None)
+    gpus = [f"--gres=gpu:{program.gpus}"] if program.gpus and not any(map(environment.get, _ASKS_FOR_GPUS)) else []
+    said = _run(["sbatch", "--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", "--requeue", "--export=ALL",
+                 f"--signal=B:USR1@{NOTICE_S}", "--open-mode=append", f"--output={log}", f"--error={log}", *gpus],
+                environment, script)
+    number = re.match(r"\d+", said)
+    if number is None:
+        raise ConfigurationError(f"sbatch has answered {said[:200]!r}, which is no number of a job.")
+    return int(number[0])
+
+
+def states(jobs: Sequence[int]) -> dict[int, JobState]:
+    """Ask for the states of jobs. Slurm forgets a job some minutes after its end.
+
+    Raises:
+        ConfigurationError: Slurm does not answer.
+    """
+    said = _run(["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r|%B"], os.environ)
+    found = {}
+    for line in said.splitlines():
+        number, _, rest = line.strip().partition("|")
+        if number.isdecimal() and int(number) in jobs:
+            found[int(number)] = JobState(*rest.split("|")[:3])
+    return found
+
+
+def cancel(jobs: Sequence[int], *options: str) -> str:
+    """Send a signal to jobs, or end them. For a job that has ended, nothing happens.
+
+    Args:
+        jobs: Their numbers.
+        *options: Options of ``scancel``; without any, jobs and all their processes end.
+
+    Returns:
+        Why that was not possible; empty if it was.
+    """
+    try:
+        _run(["scancel", *options, *map(str, jobs)], os.environ)
+    except ConfigurationError as error:
+        return error.summary
+    return ""
+
+
+def _run(words: Sequence[str], environment: Mapping[str, str], given: str = "") -> str:
+    try:
+        done = subprocess.run(words, input=given, env=environment, capture_output=True,  # noqa: S603  # Slurm's own
+                              encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"{words[0]} cannot be used: {error}.") from None
+    if done.returncode:
+        raise ConfigurationError(
+            f"{words[0]} fails: {' '.join(done.stderr.split())[-500:] or f'status {done.returncode}'}",
+            hint="Slurm takes the partition, account and time of jobs from SBATCH_PARTITION, SBATCH_ACCOUNT and "
+                 "SBATCH_TIMELIMIT." if words[0] == "sbatch" else "")
+    return done.stdout

@@ -1,0 +1,159 @@
+"""``djinn cluster up --engine slurm``, on stand-ins for Slurm's commands: jobs that are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from djinn_engine_slurm.engine import SlurmEngines
+from djinn_engine_slurm.node import SPEC
+from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
+from support.models.gpt2 import PROMPT, generated, gpt2
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until
+from support.servers.serving import workers_of
+from support.servers.slurm import Slurm
+
+import djinn
+from djinn.errors import ConfigurationError
+
+SERVES = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+print(*map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "DJINN_SAMPLE")), file=sys.stderr, flush=True)
+print("serving tcp://here:1", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def program(name: str, gpus: int = 0, **variables: str) -> EngineProgram:
+    return EngineProgram(name, (sys.executable, "-S", "-c", SERVES), variables, gpus)
+
+
+def when(engine: Engine, is_so: Callable[[ProgramReport], bool]) -> ProgramReport:
+    """Watch a cluster of one program."""
+    seen = []
+    for (report,) in engine.watch():
+        seen.append(report)
+        if is_so(report):
+            return report
+    raise AssertionError(seen)
+
+
+def serves(report: ProgramReport) -> bool:
+    return report.state == "serving"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    made = Slurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", made.path)
+    return made
+
+
+@pytest.fixture
+def engine(slurm: Slurm, tmp_path: Path) -> Iterator[Engine]:
+    made = SlurmEngines().open(tmp_path / "engine")
+    yield made
+    made.stop(0)
+    assert set(slurm.states()) <= {"COMPLETED", "CANCELLED", "FAILED"}
+    assert list((tmp_path / "engine").iterdir()) == []
+
+
+@pytest.fixture
+def clusters(slurm: Slurm, tmp_path: Path) -> Iterator[Clusters]:
+    with Clusters(tmp_path, PATH=slurm.path).ended() as made:
+        yield made
+
+
+def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clusters, slurm: Slurm) -> None:
+    done = clusters.run("cluster", "up", "--engine", "slurm", "--name", "lab", "--", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    directory, before = clusters.programs()
+    assert [(each["name"], each["state"], each["restarts"]) for each in (directory, before)] == [
+        ("directory", "serving", 0), ("server-0", "serving", 0)]
+    assert [job.get("job-name") for job in slurm.jobs.values()] == ["djinn-lab-directory", "djinn-lab-server-0"]
+    address = clusters.folder / "lab" / "address"
+    assert address.read_text().strip() == directory["address"]
+    model = gpt2(**MODEL)
+    wanted = generated(model, PROMPT, TOKENS)
+    djinn.init(cluster=f"file:{address}", recovery="replay", recovery_timeout_s=TIMEOUT_S, log_level="ERROR")
+    try:
+        pids = [before["pid"], *workers_of(before["pid"])]
+        tokens = generated(model.to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
+                           streamer=Killing(pids))
+        assert djinn.stats()["recoveries"] == 1
+    finally:
+        djinn.shutdown()
+    assert torch.equal(tokens, wanted)
+    _, after = clusters.programs()
+    assert (after["state"], after["restarts"], "signal 9" in after["problem"]) == ("serving", 1, True)
+    assert after["place"] == before["place"]
+    processes = [directory["pid"], after["pid"], *workers_of(after["pid"])]
+    down = clusters.run("cluster", "down", "--name", "lab", "--drain-s", "0")
+    assert down.returncode == 0, down.stderr
+    assert [pid for pid in processes if not has_ended(pid)] == []
+    assert (slurm.states(), list(clusters.folder.iterdir())) == (["COMPLETED", "COMPLETED"], [])
+
+
+def test_a_program_is_started_again_after_the_end_of_its_time_and_of_its_node(
+        engine: Engine, slurm: Slurm, tmp_path: Path) -> None:
+    with slurm.during("held"):
+        engine.start(ClusterSpec("lab", (program("server-0", 2, DJINN_SAMPLE="secret"),)))
+        assert engine.programs() == [ProgramReport("server-0", "starting", place="job 1, PENDING (Resources)")]
+    first = when(engine, serves)
+    assert (first.address, first.restarts, first.problem) == ("tcp://here:1", 0, "")
+    assert not [path for path in tmp_path.rglob("*") if path.name in (SPEC, "script") and "secret" in path.read_text()]
+    for restarts, event in enumerate((slurm.warn, slurm.fail_node), 1):
+        event(1)
+        report = when(engine, lambda report, restarts=restarts: serves(report) and report.restarts == restarts)
+        assert report.problem
+        assert engine.logs("server-0", 10) == (restarts + 1) * ["0,1 secret"]
+    os.kill(int(slurm.jobs[1].get("pid")), signal.SIGKILL)
+    failed = when(engine, lambda report: report.state == "failed")
+    assert "its job 1 has ended, FAILED: " in failed.problem
+
+
+def test_jobs_get_what_the_environment_of_sbatch_says(engine: Engine, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+                                                      ) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "quick")
+    monkeypatch.setenv("SBATCH_GRES", "gpu:a100:1")
+    with slurm.during("held"):
+        engine.start(ClusterSpec("lab", (program("server-0", 1), program("server-1"))))
+        assert [(job.get("SBATCH_PARTITION"), job.get("gres"), job.get("SBATCH_GRES")) for job in slurm.jobs.values()
+                ] == [("quick", "", "gpu:a100:1"), ("quick", "", "")]
+        engine.stop(60)
+    assert slurm.states() == ["CANCELLED", "CANCELLED"]
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_job_that_is_refused_leaves_nothing(jobs: int, engine: Engine, slurm: Slurm, tmp_path: Path) -> None:
+    slurm.limit(jobs)
+    with pytest.raises(ConfigurationError, match="sbatch fails: .*Invalid partition name specified.*SBATCH_PARTITION"):
+        engine.start(ClusterSpec("lab", (program("server-0"), program("server-1"))))
+    wait_until(lambda: set(slurm.states()) <= {"CANCELLED"}, "the first job is still there")
+    assert (engine.programs(), list((tmp_path / "engine").iterdir())) == ([], [])
+
+
+def test_slurm_that_does_not_answer_is_asked_again(engine: Engine, slurm: Slurm) -> None:
+    engine.start(ClusterSpec("lab", (program("server-0"),)))
+    when(engine, serves)
+    watching = engine.watch()
+    (report,) = next(watching)
+    with slurm.during("silent"):
+        with pytest.raises(ConfigurationError, match="squeue fails: .*Unable to contact slurm controller"):
+            engine.programs()
+        os.kill(report.pid, signal.SIGKILL)
+        while report.restarts == 0:
+            (report,) = next(watching)
+
+
+def test_a_machine_without_slurm_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="sbatch, squeue, scancel, which .*login node"):
+        SlurmEngines().open(tmp_path)
