@@ -147,6 +147,7 @@ class Fleet:
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Bring values home; see `djinn.kinds.backend.Backend.fetch`."""
+        self._loads.revisit(self.executors)
         self._take(None if whole else slots)
         return self._asked(slots, lambda executor, mine: self._loads.fetch(executor, self.executors[executor], mine))
 
@@ -162,8 +163,9 @@ class Fleet:
         """Send everything pending and wait until it has run everywhere."""
         self._take(None)
         self._submit()
-        for link in self.executors:
+        for executor, link in enumerate(self.executors):
             link.synchronize()
+            self._loads.answered(executor, link)
 
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor to the executor that will hold it."""

@@ -12,11 +12,20 @@ from djinn.ir.value import Slot
 from djinn.kinds import Connection
 from djinn.session.single_backend import SingleBackend
 
-__all__ = ("REFRESH_S", "FleetLoads")
+__all__ = ("REFRESH_S", "REVISIT_S", "FleetLoads")
 
 REFRESH_S = 1.0
 """How old a load is when an executor is asked for it again, together with values."""
+REVISIT_S = 5.0
+"""How old the load of an executor is when it is asked for nothing else, because it was busy and work went to others. A
+load is that of the last seconds, so an answer that comes sooner would tell little.
+"""
+QUIET_S = 10.0
+"""An executor that was sent no operation for so long is assumed to have finished, although it was not asked."""
+LEVELS = 4
+"""Number of levels of load; work is placed anew when an executor reaches another one."""
 _QUESTION = Slot(LOAD_HANDLE, FIRST_REPORT)
+_LONG_AGO = float("-inf")
 
 
 class FleetLoads:
@@ -33,28 +42,55 @@ class FleetLoads:
     def __init__(self, connections: Sequence[Connection], *, are_read: bool) -> None:
         sessions = [connection.welcome.sessions for connection in connections]
         self._loads = [count / (count + 1) for count in sessions]
-        self._asked_s = [float("-inf")] * len(sessions)
+        self._asked_s = [_LONG_AGO] * len(sessions)
+        self._sent = [(0, _LONG_AGO)] * len(sessions)
+        """By executor: how many operations it was sent, and when that was noticed; long ago if they are answered."""
         self._are_read = are_read
 
     def of(self, executor: int) -> float:
         """Return the fraction of the time in which an executor is busy with other sessions' work."""
         return self._loads[executor]
 
+    def level_of(self, executor: int) -> int:
+        """Return its load in levels; 0 for hardly any."""
+        return round(LEVELS * self._loads[executor])
+
     def fetch(self, executor: int, link: SingleBackend, slots: Sequence[Slot]) -> list[Any]:
         """Fetch values of an executor, and its load if the last one is old."""
-        if not self._is_old(executor):
-            return link.fetch(slots, whole=True)
-        now = time.monotonic()
-        *values, told = link.fetch([*slots, _QUESTION], whole=True)
-        self._asked_s[executor] = now
-        self._loads[executor] = load_in(told, link.address)
+        is_asked = self._is_old(executor, REFRESH_S)
+        values = link.fetch([*slots, _QUESTION] if is_asked else slots, whole=True)
+        if is_asked:
+            self._asked_s[executor] = time.monotonic()
+            self._loads[executor] = load_in(values.pop(), link.address)
+        self.answered(executor, link)
         return values
+
+    def answered(self, executor: int, link: SingleBackend) -> None:
+        """Note that an executor has finished what it was sent."""
+        self._sent[executor] = link.nodes_sent, _LONG_AGO
 
     def refresh(self, links: Sequence[SingleBackend]) -> None:
         """Ask executors whose last load is old."""
         for executor, link in enumerate(links):
-            if self._is_old(executor):
+            if self._is_old(executor, REFRESH_S):
                 self.fetch(executor, link, ())
 
-    def _is_old(self, executor: int) -> bool:
-        return self._are_read and time.monotonic() - self._asked_s[executor] >= REFRESH_S
+    def revisit(self, links: Sequence[SingleBackend]) -> None:
+        """Ask one of the executors that work avoids because they were busy, so that it gets work again.
+
+        One that still works for this session is left out: its answer would come after that work.
+        """
+        for executor in sorted(range(len(links)), key=self._asked_s.__getitem__):
+            link = links[executor]
+            if self.level_of(executor) and self._is_old(executor, REVISIT_S) and self._is_quiet(executor, link):
+                self.fetch(executor, link, ())
+                return
+
+    def _is_old(self, executor: int, age_s: float) -> bool:
+        return self._are_read and time.monotonic() - self._asked_s[executor] >= age_s
+
+    def _is_quiet(self, executor: int, link: SingleBackend) -> bool:
+        now = time.monotonic()
+        if link.nodes_sent != self._sent[executor][0]:
+            self._sent[executor] = link.nodes_sent, now
+        return now - self._sent[executor][1] >= QUIET_S

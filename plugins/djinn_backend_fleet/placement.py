@@ -31,8 +31,6 @@ ROOM_FOR_ACTIVATIONS = 0.1
 """Fraction of a device's memory that uploads leave free."""
 _LEVELS = 8
 """Number of levels of memory use; when a device reaches another level, pieces are scheduled again."""
-_LOAD_LEVELS = 4
-"""Number of levels of load; the same holds for them."""
 
 
 class ExplicitPlacement:
@@ -126,7 +124,7 @@ class AutomaticPlacement:
             index))
 
     def _load_levels(self) -> tuple[int, ...]:
-        return tuple(round(_LOAD_LEVELS * self._loads.of(index)) for index in range(len(self._members)))
+        return tuple(self._loads.level_of(index) for index in range(len(self._members)))
 
     def pin(self, executor: int | None) -> None:
         """Run all further work on one executor; ``None``: where the scheduler chooses."""

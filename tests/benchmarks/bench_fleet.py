@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -11,12 +12,21 @@ from time import perf_counter
 from typing import Any
 
 import attrs
+import torch
 from pytest_benchmark.fixture import BenchmarkFixture
+from support.clients.tenants import Saturating, Worked
+from support.servers.fleet import fleet_of
+
+import djinn
 
 CLIENT = "support.clients.generating"
 WORK = ((16, 48), (256, 32))
 """Tokens of the prompt and new ones, for each client: the second has a prompt to read while the first writes."""
 TURNS = 7
+JOBS, PRODUCTS, SIDE = 20, 10, 192
+"""Jobs of a session, products of matrices in each, and rows of the matrices: some 5 ms a job."""
+OTHERS_PRODUCTS = 2000
+"""Products of small matrices in a program of another client, which has one run after the other."""
 
 
 @attrs.define
@@ -75,3 +85,27 @@ def test_two_generations(
         "MB between servers": statistics.median(mine[1] for mine, _ in taken) / 1e6,
         "MB, in turns": statistics.median(other[1] for _, other in taken) / 1e6,
     })
+
+
+def test_busy_server(
+    compare: Callable[..., Any], publish: Callable[..., None], start_server: Callable[..., Any]
+) -> None:
+    """Jobs that need nothing of each other, while another client keeps the server busy that they would use first."""
+    servers = [start_server() for _ in range(2)]
+    session = djinn.init(servers=[server.address for server in servers], placement="automatic", recovery="none")
+    loads, numbers = fleet_of(session)._loads, itertools.count(0.5, 1e-4)
+
+    def jobs(*, reads_loads: bool) -> None:
+        loads._are_read = reads_loads
+        if not reads_loads:
+            loads._loads = [0.0, 0.0]
+        for _ in range(JOBS):
+            matrix = torch.full((SIDE, SIDE), next(numbers), device=session.device)
+            made = matrix
+            for _ in range(PRODUCTS):
+                made = made @ matrix
+            made.sum().item()
+
+    with Saturating(Worked(servers[0].address, "", OTHERS_PRODUCTS)):
+        comparison = compare(lambda: jobs(reads_loads=False), lambda: jobs(reads_loads=True), turns=TURNS)
+    publish(comparison.speed, comparison.details)

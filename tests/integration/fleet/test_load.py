@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -74,6 +75,33 @@ def test_uploads_begin_on_the_server_with_the_least_to_do(two: tuple[Session, li
         there = torch.ones(3).to(DEVICE)
         djinn.flush()
         assert fleet_of(session).where.home_of(there._value.slot.number) == 1
+
+
+def test_a_server_that_was_busy_gets_work_again_and_is_asked_seldom(
+    two: tuple[Session, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "REVISIT_S", 0.2)
+    session, servers = two
+    numbers = itertools.count(0.5)
+
+    def done_by() -> int | None:
+        """Compute something new, wait for it, and say where that was done."""
+        made = torch.full((300, 300), next(numbers), device=DEVICE) @ torch.ones(300, 300, device=DEVICE)
+        made.sum().item()
+        return fleet_of(session).where.home_of(made._value.slot.number)
+
+    first = done_by()
+    assert first is not None
+    with Saturating(Worked(servers[first].address, "", PRODUCTS)):
+        wait_until(lambda: done_by() == 1 - first)
+        # Nothing is fetched from it any more.
+        djinn.reset_stats()
+        began_s = time.monotonic()
+        for _ in range(50):
+            assert done_by() == 1 - first
+        asked = djinn.stats()["round_trips"] - djinn.stats()["materializations"]
+        assert asked <= 1 + (time.monotonic() - began_s) / 0.2
+    wait_until(lambda: done_by() == first)
 
 
 def test_the_load_comes_with_values_that_are_fetched_and_costs_no_trip(two: tuple[Session, list[Any]]) -> None:
