@@ -14,7 +14,6 @@ from djinn_lib_graph.metadata import (
     DataResidency,
     Evidence,
     MemoryPattern,
-    Modality,
     SemanticMetadata,
     Tier,
     WorkloadProfile,
@@ -64,10 +63,10 @@ def _metadata(operation: str) -> st.SearchStrategy[SemanticMetadata]:
         dtype=st.none() | st.just("float32"), module_path=st.none() | _TEXT, model_module=st.none() | _TEXT,
         layer_depth=st.none() | _COUNTS, call_index=st.none() | _COUNTS, semantic_role=st.none() | _TEXT,
         execution_phase=st.sampled_from(ExecutionPhase), data_residency=st.sampled_from(DataResidency),
-        modality=st.sampled_from(Modality), memory_pattern=st.sampled_from(MemoryPattern),
+        memory_pattern=st.sampled_from(MemoryPattern),
         data_lineage=st.builds(DataLineage, st.tuples(_TEXT), st.tuples(_TEXT), _TEXT), flops=_COUNTS,
         bytes_read=_COUNTS, workload_hints=_HINTS,
-        evidence=st.just({"modality": Evidence(Tier.STRUCTURE, 0.5)}))
+        evidence=st.just({"priority": Evidence(Tier.STRUCTURE, 0.5)}))
 
 
 @st.composite
@@ -80,7 +79,7 @@ def annotated_graphs(draw: st.DrawFn) -> AnnotatedGraph:
     residencies = draw(st.lists(st.sampled_from(DataResidency), min_size=1, max_size=4))
     names = dict.fromkeys(value for node in graph.nodes() for value in (*node.inputs, *node.outputs))
     values = {value: residencies[place % len(residencies)] for place, value in enumerate(names)}
-    profile = WorkloadProfile(draw(_TEXT), dict.fromkeys(ExecutionPhase, 1), tuple(Modality), nodes=len(nodes),
+    profile = WorkloadProfile(draw(_TEXT), dict.fromkeys(ExecutionPhase, 1), nodes=len(nodes),
                               flops=draw(_COUNTS), steps=(ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE))
     return AnnotatedGraph(graph, nodes, values, tuple(matches), profile, {Tier.RUNTIME: 0.25})
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from djinn_lib_graph.metadata import Modality
-
 from djinn.ir.spec import TensorSpec
 from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
@@ -14,14 +12,7 @@ TEXT, VISION, AUDIO, DECODED, INDEX = 1, 2, 4, 8, 16
 """Bits of a value's content: three modalities; features that are being decoded to pictures; an index."""
 KINDS = TEXT | VISION | AUDIO
 
-_NAMES = {TEXT: Modality.TEXT, VISION: Modality.VISION, AUDIO: Modality.AUDIO}
 _ENLARGING = ("upsample", "conv_transpose", "pixel_shuffle", "_upsample")
-
-
-def modality_of(bits: int) -> Modality:
-    """Return the modality of a set of bits."""
-    kinds = bits & KINDS
-    return _NAMES.get(kinds, Modality.MULTIMODAL_FUSION if kinds else Modality.UNKNOWN)
 
 
 def modalities(

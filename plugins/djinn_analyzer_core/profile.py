@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import Modality, WorkloadProfile
+from djinn_lib_graph.metadata import WorkloadProfile
 
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.meaning import Meaning
-from djinn_analyzer_core.modality import AUDIO, KINDS, TEXT, VISION, modality_of
+from djinn_analyzer_core.modality import AUDIO, KINDS, TEXT, VISION
 from djinn_analyzer_core.operation import size_bytes
 from djinn_analyzer_core.survey import Survey
 
@@ -37,7 +37,6 @@ def profile_of(
         told = {
             "workload": _workload(matches, meaning),
             "phases": _counts(phase for phase, _ in meaning.phases.nodes),
-            "modalities": _modalities(meaning),
             "residency_bytes": _residency_bytes(found, meaning),
             "steps": tuple(phase for phase, _ in meaning.phases.steps.values()),
             "confidence": _mean([sure for _, sure in meaning.phases.nodes]),
@@ -53,13 +52,6 @@ def _counts(names: Any) -> dict[str, int]:
 
 def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 3) if values else 0.0
-
-
-def _modalities(meaning: Meaning) -> tuple[Modality, ...]:
-    kinds = {bits & KINDS for bits in meaning.bits}
-    single = [kind for kind in (TEXT, VISION, AUDIO) if any(bits & kind for bits in kinds)]
-    made = [modality_of(kind) for kind in single]
-    return (*made, Modality.MULTIMODAL_FUSION) if any(bits & (bits - 1) for bits in kinds) else tuple(made)
 
 
 def _workload(matches: Sequence[PatternMatch], meaning: Meaning) -> str:

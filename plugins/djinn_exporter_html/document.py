@@ -96,7 +96,6 @@ def _node(node: GraphNode, known: SemanticMetadata | None, values: _Values) -> d
         "type": known.model_module or origin.module_type,
         "role": known.semantic_role,
         "dtype": _dtype(node.dtype) if node.dtype is not None else known.dtype,
-        "modality": _unless_unknown(known.modality),
         "phase": _unless_unknown(known.execution_phase),
         "residency": _unless_unknown(known.data_residency),
         "flops": known.flops, "read": known.bytes_read, "written": known.bytes_written,

@@ -25,16 +25,6 @@ class DataResidency(StrEnum):
     """Passed from outside for this piece of work: tokens, pixels, a mask."""
 
 
-class Modality(StrEnum):
-    """The kind of data that is processed."""
-
-    UNKNOWN = "unknown"
-    TEXT = "text"
-    VISION = "vision"
-    AUDIO = "audio"
-    MULTIMODAL_FUSION = "fusion"
-
-
 class MemoryPattern(StrEnum):
     """The memory access pattern of an operation."""
 
@@ -107,7 +97,6 @@ class SemanticMetadata:
     execution_phase: ExecutionPhase = ExecutionPhase.UNKNOWN
     data_residency: DataResidency = DataResidency.UNKNOWN
     """Residency of its first result."""
-    modality: Modality = Modality.UNKNOWN
     memory_pattern: MemoryPattern = MemoryPattern.SEQUENTIAL
     data_lineage: DataLineage = DataLineage()
     flops: int = 0
@@ -176,7 +165,6 @@ class WorkloadProfile:
     """A `WorkloadType`, or a word of the analyzer's own."""
     phases: Mapping[str, int] = attrs.field(factory=dict)
     """Number of nodes in each `ExecutionPhase` that occurs."""
-    modalities: tuple[Modality, ...] = ()
     patterns: Mapping[str, int] = attrs.field(factory=dict)
     """Number of matches of each pattern that occurs."""
     nodes: int = 0

@@ -24,7 +24,7 @@ _CORE: Mapping[str, Mapping[str, str]] = {
                       "HybridGraphBuilder": "djinn:GraphBuilder",
                       "initialize_global_builder": "djinn_lib_names.building"},
     "graph_interface": _GRAPH,
-    "types": {**dict.fromkeys(("DataResidency", "ExecutionPhase", "MemoryPattern", "Modality"), "djinn"), **_GRAPH},
+    "types": {**dict.fromkeys(("DataResidency", "ExecutionPhase", "MemoryPattern"), "djinn"), **_GRAPH},
     "metadata": {"MetadataPlaceholder": "djinn"},
     "interception": {"get_interception_stats": "djinn"},
     "interception_control": dict.fromkeys(

@@ -66,7 +66,7 @@ def test_every_attribute_reaches_networkx() -> None:
     (lambda d: d["nodes"][0]["specs"][0].update(dtype="load"), "$.nodes[0].specs[0]"),
     (lambda d: d["nodes"][0]["specs"][0].update(device="nowhere:x"), "@ $.nodes[0].specs[0]"),
     (lambda d: d["nodes"][0].update(arguments="three"), "$.nodes[0].arguments"),
-    (lambda d: d["metadata"]["n0"].update(modality="smell"), "$.metadata['n0'].modality"),
+    (lambda d: d["metadata"]["n0"].update(data_residency="smell"), "$.metadata['n0'].data_residency"),
     (lambda d: d["metadata"].pop("n1"), "n1 is no node, or has no metadata"),
     (lambda d: d.update(patterns=7), "$.patterns"),
 ])

@@ -16,7 +16,6 @@ from djinn_lib_graph.metadata import (
     DataResidency,
     Evidence,
     MemoryPattern,
-    Modality,
     SemanticMetadata,
     Tier,
     WorkloadProfile,
@@ -56,7 +55,7 @@ def annotated_by_modules(graph: Graph, steps: tuple[ExecutionPhase, ...] = ()) -
     matches = tuple(_matches(graph))
     return AnnotatedGraph(graph, nodes, values, matches, WorkloadProfile(
         workload="llm", phases=Counter(str(known.execution_phase) for known in nodes.values()),
-        modalities=(Modality.TEXT,), patterns=Counter(match.pattern for match in matches), nodes=len(nodes),
+        patterns=Counter(match.pattern for match in matches), nodes=len(nodes),
         flops=sum(known.flops for known in nodes.values()),
         bytes_moved=sum(known.bytes_read + known.bytes_written for known in nodes.values()),
         residency_bytes={"persistent_weight": 340_000_000, "stateful_kv_cache": 2_000_000,
@@ -83,7 +82,7 @@ def _metadata(
         node.operation, tensor_shape=node.shape, dtype=None, module_path=origin.module_path or None,
         model_module=origin.module_type or None, call_index=origin.call_index if origin.call_index >= 0 else None,
         semantic_role="attention.scores" if "attention" in node.operation else None, execution_phase=phase,
-        data_residency=result, modality=Modality.TEXT,
+        data_residency=result,
         memory_pattern=MemoryPattern.NONE if is_view else MemoryPattern.SEQUENTIAL,
         flops=0 if is_view else size * (1536 if "mm" in node.operation or "linear" in node.operation else 1),
         bytes_read=0 if is_view else 8 * size, bytes_written=0 if is_view else 4 * size,
