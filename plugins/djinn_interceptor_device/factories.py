@@ -10,6 +10,8 @@ import torch
 from djinn_lib_sparse import kernels
 from djinn_lib_trace.intercepts import INTERCEPTS
 
+from djinn.errors import UnsupportedTensorError
+from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import attention, pinning
@@ -77,6 +79,7 @@ def _kernel(name: str) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("dtype") is None and (plain in _FLOATING or plain in _BY_VALUE):
             _complete(plain, args, kwargs)
+        _check_for_data(args)
         INTERCEPTS["factories"] += 1
         return runtime.current().dispatch(_operator(name), args, kwargs)
 
@@ -103,7 +106,20 @@ def _is_complex(number: Any) -> bool:
     return number.is_complex() if isinstance(number, torch.Tensor) else isinstance(number, complex)
 
 
+def _check_for_data(args: tuple[Any, ...]) -> None:
+    """Look for a tensor on the device that is not lazy; whatever is done with it, it is detached or copied first.
+
+    Raises:
+        UnsupportedTensorError: There is one.
+    """
+    for item in args:
+        if type(item) in (torch.Tensor, torch.nn.Parameter) and item.device.type == devices.logical_device().type:
+            raise UnsupportedTensorError("A tensor that was made of a remote tensor's DLPack capsule has no data.",
+                                         hint="Use the remote tensor itself, or make the capsule of its cpu().")
+
+
 def _to_copy(tensor: torch.Tensor, **kwargs: Any) -> Any:
+    _check_for_data((tensor,))
     return runtime.current().dispatch(torch.ops.aten._to_copy.default, (tensor,), kwargs)
 
 

@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import djinn
+from djinn.errors import UnsupportedTensorError
 
 DEVICE = torch.device("remote_accelerator:0")
 
@@ -284,6 +286,15 @@ def test_dlpack_is_refused_as_its_protocol_says_and_gives_copies_on_the_cpu() ->
     assert copied.tolist() == [0, 1, 2]
     torch.from_dlpack(x.__dlpack__(dl_device=(1, 0))).zero_()
     assert x.tolist() == [1, 2, 3]
+
+
+def test_a_capsule_without_data_makes_tensors_that_are_refused() -> None:
+    capsule = partial(torch.utils.dlpack.to_dlpack, torch.arange(3.0, device=DEVICE))
+    for used in (lambda: torch.asarray(capsule(), copy=True), lambda: torch.asarray(capsule()).add(1),
+                 lambda: torch.from_dlpack(capsule()).tolist(), lambda: torch.from_dlpack(capsule()).cpu(),
+                 lambda: torch.ones(3, device=DEVICE).mul_(torch.from_dlpack(capsule()))):
+        with pytest.raises(UnsupportedTensorError, match="DLPack"):
+            used()
 
 
 def test_tensor_constructors() -> None:
