@@ -144,6 +144,10 @@ SWITCHES: dict[str, Switch] = {switch.name: switch for switch in (
 )}
 """All switches, in the order in which they are set: the older interface to precisions sets the newer one."""
 _HERE = tuple((name, switch.get, next(iter(switch.words))) for name, switch in SWITCHES.items() if switch.is_here)
+_WIDER = {name: "fp32_precision_generic_all" if name.endswith("_all") else f"{name.rpartition('_')[0]}_all"
+          for name, switch in SWITCHES.items() if {"none", "ieee"} <= set(switch.words.values())
+          and next(iter(switch.words)) == "none"}
+"""Precisions without a name by default, and those that hold where they have none."""
 _BY_WORD = {name: {word: value for value, word in switch.words.items()} for name, switch in SWITCHES.items()}
 SETTERS = (
     "_set_deterministic_algorithms", "_set_float32_matmul_precision", "_set_fp32_precision_setter",
@@ -154,7 +158,18 @@ SETTERS = (
 
 
 def switches() -> Switches:
-    """Return the switches that are not at PyTorch's defaults. Denormal numbers are flushed by threads."""
+    """Return the switches that change what PyTorch does by default. Denormal numbers are flushed by threads."""
+    found = _set_here()
+    if not found:
+        return ()
+    words = dict(found)
+    # PyTorch's older interface names the full precision on its way back to the default, which is the same unnamed.
+    return tuple((name, word) for name, word in found if not (
+        word == "ieee" and name in _WIDER and words.get(_WIDER[name], "none") in ("none", "ieee")))
+
+
+def _set_here() -> Switches:
+    """Return the switches that are not at PyTorch's defaults."""
     found = [(name, value) for name, get, default in _HERE if (value := get()) != default]
     # Others may have set a value that is not known here.
     return tuple((name, SWITCHES[name].words.get(value, str(value))) for name, value in found) if found else ()
@@ -186,12 +201,12 @@ def switched(wanted: Switches) -> Iterator[None]:
         yield
         return
     with lock:
-        before = switches()
+        before = _set_here()
         try:
             _change(before, wanted)
             yield
         finally:
-            _change(switches(), before)
+            _change(_set_here(), before)
 
 
 def _change(before: Switches, after: Switches) -> None:

@@ -58,6 +58,12 @@ def test_a_question_about_constants_costs_no_trip() -> None:
     assert (trips, found) == (0, (False, [2, 3, 4], 3, [1, 1, 0]))
 
 
+def test_a_question_costs_no_trip_after_the_way_back_to_the_default_precision() -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("highest")
+    assert _trips_of(lambda: int((torch.arange(3, device=DEVICE) + 2).sum())) == (0, 9)
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_the_end_of_a_text_by_its_length_is_known_whatever_the_model_computes(is_last: bool) -> None:
     unfinished = torch.rand(2, device=DEVICE).add(1.0).long()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,6 +33,34 @@ def test_the_older_interface_to_precisions_is_put_back_with_what_it_sets_besides
             assert torch.get_float32_matmul_precision() == "high"
         assert switches() == inside
     assert switches() == ()
+
+
+@pytest.fixture
+def unnamed() -> Iterator[None]:
+    yield
+    torch.set_float32_matmul_precision("highest")
+    for backend in (torch.backends.cuda, torch.backends.mkldnn):
+        backend.matmul.fp32_precision = "none"
+    torch.backends.fp32_precision = "none"
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_the_way_back_to_the_default_precision_leaves_no_switch() -> None:
+    torch.set_float32_matmul_precision("high")
+    assert dict(switches())["float32_matmul_precision"] == "high"
+    torch.set_float32_matmul_precision("highest")
+    assert switches() == ()
+    with switched((("mkldnn_enabled", "off"),)):
+        assert switches() == (("mkldnn_enabled", "off"),)
+    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+
+
+@pytest.mark.usefixtures("unnamed")
+def test_a_full_precision_below_a_reduced_one_is_a_switch() -> None:
+    torch.backends.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    inside = dict(switches())
+    assert (inside["fp32_precision_mkldnn_matmul"], inside["fp32_precision_mkldnn_conv"]) == ("ieee", "tf32")
 
 
 @pytest.mark.parametrize("given", [
