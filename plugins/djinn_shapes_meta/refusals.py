@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,10 @@ __all__ = ("decided_by_numbers", "is_refused")
 _Check = Callable[[Mapping[str, Any]], bool]
 """Whether a call with these arguments, by name, may be refused."""
 _MASKS = (torch.bool, torch.uint8)
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _MAX_CATEGORIES = 2**24
 _MAX_DIMENSIONS = 64
+_SAMPLE_DIMENSIONS = 3
 
 
 def is_refused(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
@@ -194,6 +197,23 @@ def _normal(named: Mapping[str, Any]) -> bool:
     return isinstance(deviation, (int, float)) and not deviation >= 0
 
 
+def _pool(named: Mapping[str, Any], *, takes_halves: bool = True) -> bool:
+    """Look for what only some kernels pool: integers, halves in three dimensions, and nothing."""
+    pooled = named["self"]
+    return pooled.dtype not in (_FLOATS if takes_halves else _FLOATS[:2]) or not pooled.numel()
+
+
+def _fractional_pool(named: Mapping[str, Any]) -> bool:
+    """Look for samples that do not fit the tensor that is pooled.
+
+    Source:
+        ``fractional_max_pool_check_shape`` in aten/src/ATen/native/FractionalMaxPooling.h.
+    """
+    pooled, samples = named["self"], named["random_samples"]
+    return _pool(named) or samples.dtype != pooled.dtype or samples.dim() != _SAMPLE_DIMENSIONS or (
+        samples.shape[0] < math.prod(pooled.shape[:-4]) or tuple(samples.shape[1:]) != (*pooled.shape[-4:-3], 3))
+
+
 _DISTRIBUTIONS: Mapping[str, _Check] = {
     "bernoulli": _probability,
     "cauchy": _positive("sigma", 1.0),
@@ -220,4 +240,10 @@ _CHECKS: Mapping[str, _Check] = {
     "random": _random,
     "heaviside": _same_dtypes,
     "polar": _same_dtypes,
+    **dict.fromkeys(
+        "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool2d "
+        "adaptive_max_pool3d avg_pool2d max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d".split(),
+        _pool),
+    "avg_pool3d": partial(_pool, takes_halves=False),
+    "fractional_max_pool3d": _fractional_pool,
 }

@@ -64,6 +64,16 @@ def unshifted(on: Callable[..., torch.Tensor]) -> None:
     torch.exp(buffer, out=buffer)
 
 
+def pooled(name: str, x: torch.Tensor) -> torch.Tensor:
+    return getattr(torch.nn.functional, name)(x, 2)
+
+
+def sampled(x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.fractional_max_pool3d(x, 2, 2, _random_samples=samples)
+
+
+POOLS = ("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d",
+         "avg_pool3d")
 MISTAKES = (
     Mistake("index_put shape", assigned(lambda on: on(2, 3)), assigned(lambda on: on(3, 3))),
     Mistake("index_put more dimensions", assigned(lambda on: on(1, 2, 3)), assigned(lambda on: on(2, 2, 3))),
@@ -117,6 +127,17 @@ MISTAKES = (
         ("copy_", torch.Tensor.copy_), ("add_", torch.Tensor.add_), ("mul_", torch.Tensor.mul_),
         ("lerp_", lambda x, y: x.lerp_(y, 0.5)), ("addcmul_", lambda x, y: x.addcmul_(y, y)),
         ("out", lambda x, y: torch.exp(y, out=x)))),
+    *(Mistake(f"{name} of integers", lambda on, name=name: pooled(name, on(1, 2, *[4] * int(name[-2]))),
+              lambda on, name=name: pooled(name, on(1, 2, *[4] * int(name[-2])).int())) for name in POOLS),
+    Mistake("avg_pool3d of halves", lambda on: pooled("avg_pool3d", on(1, 2, 4, 4, 4)),
+            lambda on: pooled("avg_pool3d", on(1, 2, 4, 4, 4).half())),
+    Mistake("pooling of nothing", lambda on: pooled("adaptive_avg_pool3d", on(1, 2, 4, 4, 4)),
+            lambda on: pooled("adaptive_avg_pool3d", on(1, 2, 0, 4, 4))),
+    *(Mistake(f"samples {sizes}", lambda on: sampled(on(1, 2, 4, 4, 4), on(1, 2, 3)),
+              lambda on, sizes=sizes: sampled(on(1, 2, 4, 4, 4), on(*sizes)))
+      for sizes in ((0, 2, 3), (1, 1, 3), (1, 2, 2), (2, 3))),
+    Mistake("samples of a dtype", lambda on: sampled(on(2, 4, 4, 4), on(3, 2, 3)),
+            lambda on: sampled(on(2, 4, 4, 4), on(1, 2, 3).double())),
     Mistake("shifted in place", unshifted, shifted),
     *(Mistake(f"{name} of its own indices", lambda on, call=call: call(on([2, 1, 0]), on([2, 1, 0])),
               lambda on, call=call: call(*[on([2, 1, 0])] * 2)) for name, call in (
