@@ -90,6 +90,8 @@ class StartTimeFairOrder(TurnOrder):
 class FairPolicy(AdmissionPolicy):
     """Admits everybody within the tenants' limits, and shares each device fairly."""
 
+    is_quick = True
+
     def order_of(self, device: str) -> TurnOrder:
         """Return a new fair order."""
         return StartTimeFairOrder()

@@ -67,6 +67,8 @@ class SharedToken(Authenticator):
         Any thread.
     """
 
+    is_quick = True
+
     def __init__(self, token: str, tenant: Tenant) -> None:
         self.tenant: Tenant = tenant
         self._token = token
@@ -109,6 +111,8 @@ class TokenFileTenants(Authenticator):
     Concurrency:
         Any thread.
     """
+
+    is_quick = True
 
     def __init__(self, file: TokenFile, defaults: Limits) -> None:
         self._file = file

@@ -25,6 +25,7 @@ class GuardedAdmission(AdmissionPolicy):
 
     def __init__(self, policy: AdmissionPolicy) -> None:
         self._policy = policy
+        self.is_quick = policy.is_quick is True
 
     def admit(self, tenant: Tenant, load: ServerLoad) -> None:
         """Admit a new session; see `djinn_lib_server.kinds.admission.AdmissionPolicy.admit`.

@@ -62,6 +62,11 @@ class Authentication:
         """The tenant that all clients are."""
         return self._authenticator.tenant
 
+    @property
+    def is_quick(self) -> bool:
+        """Whether `authenticate` may be called in an event loop."""
+        return self._authenticator.is_quick is True
+
     def authenticate(self, token: str, *, resumes: bool = False) -> AuthenticatedClient:
         """Return who presents a token; see `djinn_lib_server.kinds.authenticator.Authenticator.authenticate`.
 

@@ -27,6 +27,7 @@ from djinn_lib_service.kinds import MemoryReport
 from djinn_lib_service.kinds.transport import SupportsByteCounts
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
+from djinn_server.abilities import supports
 
 __all__ = ("Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged", "told_of_memory")
 
@@ -109,14 +110,14 @@ class Meter:
     dropped = 0
 
     def __init__(self, channel: object) -> None:
-        self._channel = channel if isinstance(channel, SupportsByteCounts) else None
+        self._channel = channel if supports(channel, SupportsByteCounts) else None
         self._requests: Counter[Outcome] = Counter()
         self._durations = list(NO_DURATIONS)
         self._duration_ns = 0
 
     def follow(self, channel: object) -> None:
         """Count the bytes of another channel instead; ``None`` stops counting bytes."""
-        self._channel = channel if isinstance(channel, SupportsByteCounts) else None
+        self._channel = channel if supports(channel, SupportsByteCounts) else None
 
     def answered(self, outcome: Outcome, duration_ns: int) -> None:
         """Count a request that was executed."""
@@ -163,7 +164,7 @@ class Meters:
         """Stop the counters of a connection; their values are kept."""
         with self._lock:
             del self._open[meter]
-            self._closed = added((self._closed, meter.counts()))
+            self._closed = merged(operator.add, self._closed, meter.counts())
 
     def reject(self, reason: Reason) -> None:
         """Count a refused connection or request."""

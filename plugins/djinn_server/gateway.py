@@ -22,6 +22,7 @@ from djinn_lib_service.stored_models import StoredModel
 
 from djinn.errors import ConfigurationError, DjinnError, LimitError, RefusedError
 from djinn.wire.messages import Hello, PeerHello, Starting
+from djinn_server.abilities import supports
 from djinn_server.authentication import Authentication
 from djinn_server.changes import Changes
 from djinn_server.event_loop import Tasks
@@ -77,7 +78,7 @@ class Gateway:
 
     Concurrency:
         Tasks of one event loop; any thread calls `why_not_ready`. The calls of the authenticator and of the admission
-        policy, and waits of transports that cannot be awaited, use threads.
+        policy, if one of them is not quick, and waits of transports that cannot be awaited, use threads.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Gateway:
         self._listener = listener
         self._authentication = authentication
         self._admission = admission
+        self._is_quick = authentication.is_quick and admission.is_quick
         self._supervisor = supervisor
         self._counts = supervisor.ledger.gateway
         self._room = PendingHandshakes(reject=lambda: self._counts.reject("waiting_room"))
@@ -225,7 +227,7 @@ class Gateway:
                 self._changes.notify()
 
     async def _next(self) -> Channel | None:
-        if isinstance(self._listener, SupportsAsyncAccept):
+        if supports(self._listener, SupportsAsyncAccept):
             return await self._listener.accept_async()
         return await anyio.to_thread.run_sync(self._listener.accept, limiter=self._waits, abandon_on_cancel=True)
 
@@ -260,8 +262,8 @@ class Gateway:
             worker = self._supervisor.worker_with(greeting.mailbox)
             await self._pass_on(channel, sequence, greeting, worker, None)
             return
-        client = await anyio.to_thread.run_sync(self._admit, greeting, waiting, limiter=self._checks,
-                                                abandon_on_cancel=True)
+        client = self._admit(greeting, waiting) if self._is_quick else await anyio.to_thread.run_sync(
+            self._admit, greeting, waiting, limiter=self._checks, abandon_on_cancel=True)
         admitted_s = time.monotonic()
         channel.greeted()
         with self._rejecting("worker"):
@@ -280,7 +282,7 @@ class Gateway:
                        client: AuthenticatedClient | None) -> None:
         """Pass a client or a peer to a worker; a new session, to the next one if that dies before it has taken it."""
         token = b"" if client is None else client.token
-        if not worker.takes_over(channel) or not isinstance(channel, SupportsHandover):
+        if not worker.takes_over(channel) or not supports(channel, SupportsHandover):
             await worker.redirect(channel, sequence, token)
             return
         is_resumed = isinstance(greeting, Hello) and bool(greeting.resume)

@@ -21,6 +21,7 @@ from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Refusal, Welcome
+from djinn_server.abilities import supports
 from djinn_server.log_lines import printable
 
 __all__ = ("HeldMemory", "answer_again", "answer_client", "greeting_of", "peer_welcome", "receive_from", "refuse",
@@ -79,7 +80,7 @@ async def receive_from(
         ProtocolError: The message is malformed.
         TransportError: The connection broke.
     """
-    if isinstance(channel, SupportsAsyncHandshake):
+    if supports(channel, SupportsAsyncHandshake):
         return await channel.receive_async()
     return await anyio.to_thread.run_sync(channel.receive, limiter=threads, abandon_on_cancel=True)
 
@@ -90,7 +91,7 @@ async def send_to(channel: Channel, sequence: int, message: Message) -> None:
     Raises:
         TransportError: The connection broke.
     """
-    if isinstance(channel, SupportsAsyncHandshake):
+    if supports(channel, SupportsAsyncHandshake):
         await channel.send_async(sequence, message)
     else:
         await anyio.to_thread.run_sync(channel.send, sequence, message, abandon_on_cancel=True)

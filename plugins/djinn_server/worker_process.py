@@ -18,6 +18,7 @@ from djinn_lib_service.kinds.transport import Channel, SupportsHandover
 from djinn import errors
 from djinn.errors import DjinnError, TransportError
 from djinn.wire.messages import Hello, PeerHello, Redirect
+from djinn_server.abilities import supports
 from djinn_server.board import Board
 from djinn_server.certificates import Pair, make_pair, why_none
 from djinn_server.changes import Changes
@@ -226,7 +227,7 @@ class Worker:
 
     def takes_over(self, channel: Channel) -> bool:
         """Whether a connection can be handed over, rather than its client redirected."""
-        return not self._port and isinstance(channel, SupportsHandover)
+        return not self._port and supports(channel, SupportsHandover)
 
     async def redirect(self, channel: Channel, sequence: int, token: bytes) -> None:
         """Send an admitted client to the worker's own address.

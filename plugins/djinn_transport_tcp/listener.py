@@ -27,7 +27,7 @@ from djinn_transport_tcp.tls import PlaintextError, TlsError, TlsSocket, server_
 
 __all__ = ("PlainSocketChannel", "SocketChannel", "SocketListener", "adopt", "listen", "listen_tls", "listen_unix")
 
-BACKLOG = 128
+BACKLOG = 1024
 TICK_S = 1.0
 """How often `SocketListener.accept` checks whether it was closed, where closing does not wake it."""
 PAUSE_S = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import time
 from collections.abc import Callable
 
 from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
@@ -15,6 +16,8 @@ from djinn_transport_tcp.tls import TlsSocket
 
 __all__ = ("open_tcp", "open_tls", "open_unix", "reason_of")
 
+QUEUE_FULL_S = 0.01
+"""Pause between attempts to connect to a server whose queue of new connections is full."""
 _START = "Start a server there with `djinn serve`, or correct the address in DJINN_SERVER or djinn.init(server=...)."
 
 
@@ -58,7 +61,7 @@ def open_unix(address: str, options: ConnectOptions) -> FrameStream:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(options.connect_timeout_s)
-            sock.connect(path)
+            _connect_in_time(sock, path, time.monotonic() + options.connect_timeout_s)
         except BaseException:
             sock.close()
             raise
@@ -67,11 +70,26 @@ def open_unix(address: str, options: ConnectOptions) -> FrameStream:
     return _open(address, open_socket, options)
 
 
+def _connect_in_time(sock: socket.socket, path: str, until_s: float) -> None:
+    """Connect to a path, again and again while more clients connect at the same time than the system lets wait.
+
+    Raises:
+        BlockingIOError: It took too long; this is how Linux reports a full queue.
+        OSError: Nobody listens there.
+    """
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(QUEUE_FULL_S)
+
+
 def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:
     try:
         sock = open_socket()
     except (TimeoutError, BlockingIOError):
-        # `BlockingIOError` is how Linux reports that the queue of a Unix-domain socket is full.
         raise RemoteTimeoutError(f"Nobody answered at {address} within {options.connect_timeout_s:g} s.",
                                  hint=_START) from None
     except OSError as error:

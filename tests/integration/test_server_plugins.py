@@ -17,7 +17,7 @@ from djinn.errors import LimitError, RefusedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="djinn serve needs what Linux has")
 PLUGINS = """
-import json, os
+import json, os, threading
 from pathlib import Path
 import djinn.plugins
 from djinn.errors import LimitError
@@ -26,6 +26,7 @@ from djinn_lib_server.tenants import AuthenticatedClient, Tenant
 
 class ByName(Authenticator):
     def authenticate(self, token, *, resumes=False):
+        assert threading.current_thread() is not threading.main_thread(), "it may wait"
         if token == "a secret that it fails on":
             raise KeyError(token)
         if token == "nonsense":

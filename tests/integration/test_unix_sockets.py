@@ -7,6 +7,8 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from djinn_lib_service.options import ListenOptions
 from djinn_transport_tcp.client import connect_unix
 from djinn_transport_tcp.listener import listen_unix
+from djinn_transport_tcp.opening import open_unix
 from support.processes.warm import run_djinn
 
 import djinn
@@ -121,6 +124,19 @@ def test_a_token_counts_here_too(start_server: Any, path: Path) -> None:
     synchronize(server.address, "secret")
     with pytest.raises(RefusedError, match=r"The token is missing\."):
         synchronize(server.address)
+
+
+def test_a_client_waits_while_many_connect(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(str(path))
+        listener.listen(0)
+        first.connect(str(path))
+        waiting = ThreadPoolExecutor(1).submit(open_unix, f"unix://{path}", ConnectOptions(connect_timeout_s=20))
+        with pytest.raises(FutureTimeout):
+            waiting.result(0.1)
+        for _ in range(2):
+            listener.accept()[0].close()
+        waiting.result(20).stream.close()
 
 
 def test_a_server_that_accepts_nobody_is_given_up(path: Path) -> None:

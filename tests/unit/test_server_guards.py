@@ -66,6 +66,15 @@ def test_whatever_an_authenticator_does_wrong_refuses_the_client(answer: Any, ca
     assert record.exc_info is None
 
 
+@pytest.mark.parametrize("says", [False, True, "yes", None])
+def test_only_plugins_that_are_quick_run_in_the_event_loop(says: Any) -> None:
+    authenticator, policy = Answering(AuthenticatedClient(ANN)), AdmissionPolicy()
+    assert not Authentication(authenticator).is_quick
+    assert not GuardedAdmission(policy).is_quick
+    authenticator.is_quick = policy.is_quick = says
+    assert Authentication(authenticator).is_quick is GuardedAdmission(policy).is_quick is (says is True)
+
+
 def test_a_token_that_is_too_long_reaches_no_authenticator() -> None:
     seen: list[str] = []
 

@@ -95,12 +95,17 @@ class AdmissionPolicy:
 
     It runs in the gateway. Limits of a tenant apply in addition, in its worker.
 
+    Attributes:
+        is_quick: Whether `admit` never waits, so that the gateway calls it in its event loop rather than in a thread.
+
     Concurrency:
         Any thread.
 
     Laws:
         admission.answers_or_refuses
     """
+
+    is_quick: bool = False
 
     def admit(self, tenant: Tenant, load: ServerLoad) -> None:
         """Admit a new session. Sessions that are resumed need no admission.

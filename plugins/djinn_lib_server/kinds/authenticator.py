@@ -23,6 +23,8 @@ class Authenticator:
     Attributes:
         tenant: The tenant that all clients are, whose worker starts with the server; ``None`` if clients are of many
             tenants, which then take turns on the device.
+        is_quick: Whether `authenticate` never waits for anything but a local file, so that the gateway calls it in its
+            event loop. Otherwise it calls it in a thread, which takes more of its time.
 
     Concurrency:
         Any thread.
@@ -34,6 +36,7 @@ class Authenticator:
     """
 
     tenant: Tenant | None = None
+    is_quick: bool = False
 
     def authenticate(self, token: str, *, resumes: bool = False) -> AuthenticatedClient:
         """Return who presents a token. Compare secrets in constant time, with `hmac.compare_digest`.
