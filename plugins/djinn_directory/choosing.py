@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Iterator
 
@@ -26,12 +27,14 @@ class JoinedServer:
         load: Its last report; ``None`` before the first.
         reported_s: When that arrived.
         led_s: When clients were led there, not long ago.
+        models: Those of the last report.
     """
 
     address: str
     load: LoadReport | None = None
     reported_s: float = 0.0
     led_s: list[float] = attrs.field(factory=list)
+    models: frozenset[str] = frozenset()
 
 
 class ServerListing:
@@ -63,6 +66,8 @@ class ServerListing:
 
     def report(self, member: JoinedServer, load: LoadReport) -> None:
         """Replace a server's load."""
+        if member.load is None or member.load.models != load.models:
+            member.models = frozenset(load.models)
         member.load, member.reported_s = load, self._clock()
 
     def all(self) -> Iterator[ListedServer]:
@@ -79,18 +84,20 @@ class ServerListing:
         those with enough memory left, then those with the fewest sessions, then those with the least memory in use.
         """
         now = self._clock()
-        ranked = sorted(((self._rank(member, member.load, wanted, now), member) for member in self._members.values()
-                         if member.load is not None and not member.load.problem and now - member.reported_s < STALE_S),
-                        key=lambda each: each[0])
-        if ranked:
-            ranked[0][1].led_s.append(now)
-        return tuple(ListedServer(member.address) for _, member in ranked[:MAX_NAMED])
+        models = frozenset(wanted.models)
+        best = heapq.nsmallest(MAX_NAMED, (
+            (self._rank(member, member.load, wanted, models, now), member.address) for member in self._members.values()
+            if member.load is not None and not member.load.problem and now - member.reported_s < STALE_S))
+        if best:
+            self._members[best[0][1]].led_s.append(now)
+        return tuple(ListedServer(address) for _, address in best)
 
     @staticmethod
-    def _rank(member: JoinedServer, load: LoadReport, wanted: Resolve, now: float
-              ) -> tuple[bool, bool, bool, int, float, str]:
-        member.led_s = [led_s for led_s in member.led_s if now - led_s < SETTLING_S]
+    def _rank(member: JoinedServer, load: LoadReport, wanted: Resolve, models: frozenset[str], now: float
+              ) -> tuple[bool, bool, bool, int, float]:
+        if member.led_s:
+            member.led_s = [led_s for led_s in member.led_s if now - led_s < SETTLING_S]
         lacks_memory = 0 < load.limit_bytes < load.held_bytes + wanted.memory_bytes
         part = load.held_bytes / load.limit_bytes if load.limit_bytes else 0.0
-        return (member.address in wanted.recent, not set(wanted.models) <= set(load.models), lacks_memory,
-                load.sessions + len(member.led_s), part, member.address)
+        return (member.address in wanted.recent, not models <= member.models, lacks_memory,
+                load.sessions + len(member.led_s), part)
