@@ -22,10 +22,12 @@ import torch
 from djinn.wire.messages import TensorHeader
 from djinn_lib_service.tensor_bytes import bytes_of, size_bytes, tensor_in
 
-__all__ = ("KeptBytes", "KeptMemory", "map_private")
+__all__ = ("KeptBytes", "KeptMemory", "is_mapped", "map_private")
 
 FILE_BYTES = 2**50
 """Size of the file. It is sparse, and no part of it is used twice."""
+_mapped: dict[int, int] = {}
+"""Lengths of the mappings that exist, by address."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -137,10 +139,19 @@ def map_private(descriptor: int, begin: int, length: int, *needed: object) -> ct
     if address in (None, ctypes.c_void_p(-1).value):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    _mapped[address] = length
     data = (ctypes.c_char * length).from_address(address)
     weakref.finalize(data, _unmap, address, length, needed).atexit = False
     return data
 
 
+def is_mapped(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage lies in a part of a file that was mapped, so that it needs memory only where it was written."""
+    address = storage.data_ptr() if storage.device.type == "cpu" else 0
+    begin = address - address % mmap.ALLOCATIONGRANULARITY
+    return begin in _mapped and address + storage.nbytes() <= begin + _mapped[begin]
+
+
 def _unmap(address: int, length: int, _: tuple[object, ...]) -> None:
+    _mapped.pop(address, None)
     _libc().munmap(address, length)

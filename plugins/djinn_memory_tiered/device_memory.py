@@ -128,7 +128,8 @@ class DeviceMemory:
                     self._compute(tenant, place)
             absent = [place for place in needs if place.state is not State.HERE]
             self._leaving_bytes = sum(place.size_bytes for place in absent if place.state is State.MOVED)
-            self._make_room(wanted_bytes + sum(place.size_bytes for place in absent), needs)
+            self._make_room(wanted_bytes + sum(place.size_bytes for place in absent)
+                            + sum(place.mapped_bytes for place in written), needs)
         finally:
             self._needed.clear()
             self._leaving_bytes = 0
@@ -138,6 +139,7 @@ class DeviceMemory:
         for place in written:
             place.host = None
             tenant.places.forget_recipe(place)
+            tenant.places.own(place)
 
     def release(self) -> None:
         """Mark everything as unused."""

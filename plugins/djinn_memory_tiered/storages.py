@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_service.handle_table import ValueTable
+from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.kinds.executor import CompiledProgram
 
 from djinn_memory_tiered.accounts import Accounts
@@ -74,7 +75,8 @@ class ManagedStorage:
 
     Attributes:
         storage: The storage. While its bytes are elsewhere it is empty; tensors on it remain valid.
-        size_bytes: Its size, while present or after restoration.
+        size_bytes: Its size, while present or after restoration; 0 for a mapped file, until it is written.
+        mapped_bytes: Size of the mapped file whose memory it shares with others; 0 once it is written.
         role: Its role.
         used_at: When it was last used.
         state: Where its bytes are.
@@ -99,6 +101,7 @@ class ManagedStorage:
     growths: int = 0
     is_told: bool = False
     dependents: set[ManagedStorage] = attrs.field(factory=set)
+    mapped_bytes: int = 0
 
     @property
     def is_named(self) -> bool:
@@ -190,10 +193,19 @@ class Places(ValueTable):
             self._bury(place)
 
     def _entered(self, storage: torch.UntypedStorage) -> ManagedStorage:
-        place = self._places[storage._cdata] = ManagedStorage(storage, storage.nbytes(), Role.UNKNOWN, self._clock())
+        mapped_bytes = storage.nbytes() if is_mapped(storage) else 0
+        place = self._places[storage._cdata] = ManagedStorage(
+            storage, storage.nbytes() - mapped_bytes, Role.UNKNOWN, self._clock(), mapped_bytes=mapped_bytes)
         self.held_bytes += place.size_bytes
         self._accounts.came(place.role, place.size_bytes)
         return place
+
+    def own(self, place: ManagedStorage) -> None:
+        """Count a storage that is about to be written, so that it will not share its memory any more."""
+        size_bytes, place.mapped_bytes = place.mapped_bytes, 0
+        place.size_bytes += size_bytes
+        self.held_bytes += size_bytes
+        self._accounts.came(place.role, size_bytes)
 
     def sharing(self, tensor: torch.Tensor) -> Sequence[int]:
         """List the handles of the values that share a tensor's storage."""
@@ -209,7 +221,7 @@ class Places(ValueTable):
         storages = [value.untyped_storage() for value in values
                     if isinstance(value, torch.Tensor) and value.layout is torch.strided]
         return sum({storage._cdata: storage.nbytes() for storage in storages
-                    if storage._cdata not in self._places}.values())
+                    if storage._cdata not in self._places and not is_mapped(storage)}.values())
 
     def clear(self) -> None:
         """Drop everything."""
@@ -244,7 +256,8 @@ class Places(ValueTable):
             if value.untyped_storage()._cdata != place.storage._cdata:
                 self.put(handle, value)
         for place in self._places.values():
-            if place.state is State.HERE and (size_bytes := place.storage.nbytes()) != place.size_bytes:
+            size_bytes = place.storage.nbytes() - place.mapped_bytes
+            if place.state is State.HERE and size_bytes != place.size_bytes:
                 self._accounts.came(place.role, size_bytes - place.size_bytes)
                 self.held_bytes += size_bytes - place.size_bytes
                 place.size_bytes = size_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -163,3 +164,24 @@ def test_a_stored_model_is_in_memory_once_for_eight_tenants(stored: Path, start_
         for connection in connections:
             assert load(connection, 2, large, PIECES * PIECE) == PIECES * PIECE / 2
         assert used_bytes(server) - before <= MOST_COPIES * TOTAL_BYTES
+
+
+def test_stored_weights_count_against_the_limit_when_they_are_written(stored: Path, start_server: Any) -> None:
+    server = start_server("--models", str(stored), "--memory-mib", str(TOTAL_BYTES * 4 // 3 // 2**20))
+    digest = hashlib.sha256((stored / "large.safetensors").read_bytes()).hexdigest()
+    with ExitStack() as stack:
+        first, second, third = (connect(server.address, connect_options(owner=OWNER)) for _ in range(3))
+        for connection in (first, second, third):
+            stack.callback(connection.close)
+            assert load(connection, 2, digest, PIECES * PIECE) == PIECES * PIECE / 2
+        assert told_held_bytes(server.address) < 1000
+        double = Batch([Define(3, DOUBLE), Run(3, (21,), [2.0], ())], synchronize=True)
+        result, _ = first.request(double, ())
+        assert not result.failures
+        assert 0 <= told_held_bytes(server.address) - TOTAL_BYTES < 1000
+        result, _ = second.request(double, ())
+        assert [failure.kind for failure in result.failures] == ["OutOfMemoryError"], "there is no room for two"
+        for connection, factor in ((first, 2), (second, 1), (third, 1)):
+            result, [total] = connection.request(Batch(
+                [Define(4, Program((SUM,), (Step(0, (-1,), 1),), 1, (0,))), Run(4, (21,), [], (99,))], fetch=(99,)), ())
+            assert total == factor * PIECES * PIECE / 2
