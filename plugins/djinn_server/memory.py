@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.kinds import MemoryFactory
@@ -17,14 +18,17 @@ from djinn_lib_service.kinds.executor import Executor, SupportsDeviceReport
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
 
-__all__ = ("SpareMemory", "default_keep_bytes", "device_bytes", "memory_plugin", "no_memory_plugin", "return_memory",
-           "trim_heap")
+__all__ = ("SpareMemory", "default_keep_bytes", "device_bytes", "limit_arenas", "memory_plugin", "no_memory_plugin",
+           "return_memory", "trim_heap")
 
 MAX_DEFAULT_KEEP_BYTES = 4 * 2**30
 SHORT_SHARE = 16
 """Memory of a device is short if less than one part in this many is free."""
 MIN_KEPT_BYTES = 64 * 2**20
 """A process that keeps less gives nothing back."""
+MAX_ARENAS = 2
+_M_ARENA_MAX = -8
+"""The parameter of glibc's mallopt(3)."""
 _log = logging.getLogger("djinn.server")
 _CONTROL_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files with a container's memory limit, in the two versions of Linux control groups."""
@@ -127,20 +131,30 @@ def return_memory(executor: Executor) -> None:
 
 def trim_heap() -> None:
     """Return freed memory to the system where the C library caches it."""
-    trim = _trim()
+    trim = _of_c_library("malloc_trim", ctypes.c_size_t)
     if trim is not None:
         trim(0)
 
 
+def limit_arenas() -> None:
+    """Let the threads of this process share two arenas, where the C library has an arena for each thread.
+
+    Each arena keeps freed memory of its own: over the first thousand tokens of a text, a worker would grow by 3 %.
+    """
+    limit = _of_c_library("mallopt", ctypes.c_int, ctypes.c_int)
+    if limit is not None:
+        limit(_M_ARENA_MAX, MAX_ARENAS)
+
+
 @cache
-def _trim() -> Callable[[int], int] | None:
+def _of_c_library(name: str, *takes: Any) -> Callable[..., int] | None:
+    """Return a function of glibc; ``None`` where the C library is another one, or lacks it."""
     if not sys.platform.startswith("linux"):
         return None
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        found = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
-        # Not every C library on Linux is glibc; others lack this function.
         return None
-    trim.argtypes = [ctypes.c_size_t]
-    trim.restype = ctypes.c_int
-    return trim
+    found.argtypes = takes
+    found.restype = ctypes.c_int
+    return cast("Callable[..., int]", found)

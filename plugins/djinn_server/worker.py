@@ -58,7 +58,7 @@ from djinn_server.dialing import Dialer
 from djinn_server.grants import Grants
 from djinn_server.limits import Allowances
 from djinn_server.log_lines import write_to
-from djinn_server.memory import device_bytes, memory_plugin
+from djinn_server.memory import device_bytes, limit_arenas, memory_plugin
 from djinn_server.models import WorkerModels
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
@@ -150,6 +150,7 @@ class PassedSocketListener:
 def main() -> None:
     """Serve until the gateway orders the worker to stop, or is gone."""
     ignore_signals()
+    limit_arenas()
     control = Control(socket.socket(fileno=os.dup(0)), takes_descriptors=True)
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)
