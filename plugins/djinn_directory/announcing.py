@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,10 +28,8 @@ from djinn_lib_cluster.messages import (
 from djinn_lib_server.kinds.metrics import MetricsOutput, MetricsSource
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
 from djinn_lib_server.secret_files import key_in
-from djinn_lib_service.settings import TlsSettings
 
 from djinn.errors import ConfigurationError
-from djinn.settings import Settings
 
 __all__ = ("Announcement", "Announcements")
 
@@ -105,7 +104,7 @@ class Announcement(MetricsOutput):
 
     async def _announce(self) -> None:
         # A directory that was started again may have written another address into its file.
-        directory = await anyio.to_thread.run_sync(parse, self._directory)
+        directory = parse(self._directory)
         context = trusting(self._authorities) if directory.scheme == "tls" else None
         with anyio.fail_after(TIMEOUT_S):
             stream: ByteStream = await (
@@ -144,13 +143,6 @@ class Announcements:
 
     name = "directory"
 
-    def __init__(self) -> None:
-        self._settings = Settings()
-
-    def use_settings(self, settings: Settings) -> None:
-        """Use the authorities of the server's settings."""
-        self._settings = settings
-
     def open(self, options: ServeOptions, source: MetricsSource) -> MetricsOutput | None:
         """Open the output, if ``--directory`` is given."""
         given = options.directory
@@ -159,7 +151,8 @@ class Announcements:
         if not given.key:
             raise ConfigurationError("--directory needs --directory-key.",
                                      hint="Give the file that `djinn directory --key` has made.")
-        authorities = self._settings(TlsSettings).tls_ca
+        # It is a setting of clients, such as this server is one of the directory.
+        authorities = os.environ.get("DJINN_TLS_CA", "")
         if not given.address.startswith(IN_FILE) and parse(given.address).scheme == "tls":
             trusting(authorities)
         return Announcement(given.address, key_in(Path(given.key)), given.announced, authorities,

@@ -28,7 +28,7 @@ def key_in(path: Path, *, makes: bool = False) -> str:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
                 file.write(secrets.token_urlsafe(32) + "\n")
-        is_exposed = os.name == "posix" and bool(path.stat().st_mode & 0o077)
+        is_exposed = os.name == "posix" and _is_exposed(path.stat(), os.geteuid())
         found = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The key {path} cannot be read: {error}.",
@@ -39,3 +39,9 @@ def key_in(path: Path, *, makes: bool = False) -> str:
         raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
                                  hint="Remove the file, and let another one be made.")
     return found
+
+
+def _is_exposed(status: os.stat_result, user: int) -> bool:
+    """Whether others can read a file. The administrator may have given one to a group of this user."""
+    is_given = status.st_uid == 0 and user != 0
+    return bool(status.st_mode & (0o037 if is_given else 0o077))

@@ -71,6 +71,29 @@ def yaml_of(name: str) -> list[Any]:
     return list(yaml.safe_load_all((FILES / name).read_text()))
 
 
+def kubernetes() -> dict[tuple[str, str], Any]:
+    """The objects of kubernetes.yaml, by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml_of("kubernetes.yaml")}
+
+
+def rendered(**values: Any) -> list[Any]:
+    """The objects of the chart: Helm is not needed, because the templates only insert values."""
+    yaml = pytest.importorskip("yaml")
+    chart = FILES / "chart"
+    given = {"Release": {"Name": "djinn"}, "Values": yaml.safe_load((chart / "values.yaml").read_text()) | values}
+
+    def insert(found: re.Match[str]) -> str:
+        value: Any = given
+        for name in found[1].split("."):
+            value = value[name]
+        return json.dumps(value) if found[2] else str(value)
+
+    texts = [re.sub(r"\{\{ \.([\w.]+)( \| toJson)? \}\}", insert, path.read_text())
+             for path in (chart / "templates").iterdir()]
+    assert not [text for text in texts if "{{" in text]
+    return [each for text in texts for each in yaml.safe_load_all(text)]
+
+
 def instructions() -> dict[str, list[str]]:
     """The instructions of the Dockerfile, by name."""
     found: dict[str, list[str]] = {}
@@ -112,10 +135,9 @@ def of_compose() -> Command:
 
 
 def of_kubernetes() -> Command:
-    _, workload, _ = yaml_of("kubernetes.yaml")
-    pod = workload["spec"]["template"]["spec"]
+    pod = kubernetes()["StatefulSet", "djinn"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    return Command((*entry_point(), *container["args"]), has_token="DJINN_TOKEN" in {
+    return Command((*container["command"], *container["args"]), has_token="DJINN_TOKEN" in {
         variable["name"] for variable in container["env"]}, patience_s=float(pod["terminationGracePeriodSeconds"]))
 
 
@@ -167,12 +189,8 @@ def test_a_command_line_is_accepted_and_safe(name: str, etc: Path, monkeypatch: 
 
 
 def test_kubernetes_asks_the_pages_that_the_server_has() -> None:
-    service, workload, policy = yaml_of("kubernetes.yaml")
+    service, workload = (kubernetes()[kind, "djinn"] for kind in ("Service", "StatefulSet"))
     template = workload["spec"]["template"]
-    labels = template["metadata"]["labels"]
-    for selector in (service["spec"]["selector"], workload["spec"]["selector"]["matchLabels"],
-                     policy["spec"]["podSelector"]["matchLabels"]):
-        assert selector == labels
     assert workload["spec"]["serviceName"] == service["metadata"]["name"]
     (container,) = template["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
@@ -181,18 +199,62 @@ def test_kubernetes_asks_the_pages_that_the_server_has() -> None:
                      "metrics": int(words[len(words) - 1 - words[::-1].index("--metrics-port") + 1])}
     pages = [container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")]
     assert pages == [{"path": path, "port": "metrics"} for path in ("/healthz", "/healthz", "/readyz")]
-    (mount,) = container["volumeMounts"]
-    assert {volume["name"] for volume in template["spec"]["volumes"]} == {mount["name"]}
     assert template["spec"]["securityContext"]["runAsUser"] == int(instructions()["USER"][0])
 
 
+def test_servers_of_kubernetes_find_the_directory_that_clients_find() -> None:
+    found = kubernetes()
+    (policy,) = [each for (kind, _), each in found.items() if kind == "NetworkPolicy"]
+    (labels,) = policy["spec"]["podSelector"]["matchExpressions"]
+    commands = {}
+    for kind, name in (("StatefulSet", "djinn"), ("Deployment", "djinn-directory")):
+        workload, service = found[kind, name]["spec"], found["Service", name]["spec"]
+        pod = workload["template"]
+        assert workload["selector"]["matchLabels"] == service["selector"] == pod["metadata"]["labels"] == {"app": name}
+        assert name in labels["values"]
+        (container,) = pod["spec"]["containers"]
+        assert [port["port"] for port in service["ports"]] == [container["ports"][0]["containerPort"]]
+        (volume,), (mount,) = pod["spec"]["volumes"], container["volumeMounts"]
+        assert (volume["name"], volume["projected"]["defaultMode"]) == (mount["name"], 0o440)
+        items = [item for source in volume["projected"]["sources"] for item in source["secret"].get("items", [])]
+        commands[name] = command = " ".join(container["command"])
+        named = set(re.findall(rf"{mount['mountPath']}/(\S+)", command))
+        assert named == {"tls.crt", "tls.key", "directory.key"} == {"tls.crt", "tls.key", items[0]["path"]}
+    app, _ = build({"DJINN_PLUGINS": ""})
+    words = commands["djinn-directory"].split()
+    directory = typer.main.get_group(app).commands["directory"].make_context("directory", words[2:]).params
+    address = f"tls://djinn-directory.$(POD_NAMESPACE).svc:{directory['port']}/{directory['name']}"
+    assert f"--directory {address} --directory-key {directory['key']}" in commands["djinn"]
+    assert "--announce tls://$(POD_NAME).djinn.$(POD_NAMESPACE).svc:7777" in commands["djinn"]
+    assert found["Deployment", "djinn-directory"]["spec"]["replicas"] == 1
+
+
+def test_the_chart_makes_what_the_file_has() -> None:
+    assert {(each["kind"], each["metadata"]["name"]): each for each in rendered()} == kubernetes()
+
+
+def test_the_schemas_of_kubernetes_accept_the_chart() -> None:
+    """As they do the file, which is the same. The schemas are 17,000 files, so that `.[test]` does not have them."""
+    validator = pytest.importorskip("kubernetes_validate", reason="python3 -m pip install kubernetes-validate")
+    without_gpu = {"replicas": 3, "options": ["--max-sessions", "8"], "resources": {"limits": {"memory": "8Gi"}}}
+    for values in ({}, {"servers": without_gpu}):
+        objects = rendered(**values)
+        assert len(objects) == 5
+        for each in objects:
+            validator.validate(each, "1.34", strict=True)
+    objects[0]["spec"]["replica"] = 1
+    with pytest.raises(validator.ValidationError):
+        validator.validate(objects[0], "1.34", strict=True)
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl knows the fields of the objects")
-@pytest.mark.parametrize(("kind", "change"), [
-    ("Service", ("set", "selector", "app=djinn")), ("StatefulSet", ("set", "image", "server=djinn"))])
-def test_kubernetes_knows_every_field(kind: str, change: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name", "change"), [
+    ("Service", "djinn", ("set", "selector", "app=djinn")), ("StatefulSet", "djinn", ("set", "image", "server=djinn")),
+    ("Deployment", "djinn-directory", ("set", "image", "directory=djinn"))])
+def test_kubernetes_knows_every_field(kind: str, name: str, change: tuple[str, ...], tmp_path: Path) -> None:
     """kubectl drops fields that it does not know where it changes an object."""
     yaml = pytest.importorskip("yaml")
-    (given,) = [document for document in yaml_of("kubernetes.yaml") if document["kind"] == kind]
+    given = kubernetes()[kind, name]
     file = tmp_path / "object.yaml"
     # Where nothing changes, kubectl prints nothing.
     file.write_text(yaml.safe_dump(given).replace("image: djinn", "image: another"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import os
 import random
 import re
 import socket
@@ -21,12 +22,13 @@ from anyio.abc import SocketListener
 from anyio.from_thread import start_blocking_portal
 from djinn_cluster.settings import ClusterSettings
 from djinn_conformance.certificates import certificates
-from djinn_directory.announcing import Announcement
+from djinn_directory.announcing import Announcements
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
 from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
 from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
-from djinn_lib_server.secret_files import key_in
+from djinn_lib_server.options import DirectoryOptions, ServeOptions
+from djinn_lib_server.secret_files import _is_exposed, key_in
 from support.processes.warm import WarmPython, clean_environment
 
 from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
@@ -133,8 +135,8 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def listed(directory: str) -> list[str]:
-    return addresses(ask(directory, lambda _: ListServers(KEY)))
+def listed(directory: str, authorities: str = "") -> list[str]:
+    return addresses(ask(directory, lambda _: ListServers(KEY), authorities=authorities))
 
 
 def test_a_server_is_named_as_long_as_its_connection_lasts(directory: str) -> None:
@@ -190,10 +192,15 @@ def test_a_server_that_reports_nonsense_leaves(directory: str) -> None:
     until(lambda: not listed(directory))
 
 
-def test_an_encrypted_directory_is_known_by_its_certificate() -> None:
+@pytest.fixture(scope="module")
+def context() -> ssl.SSLContext:
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made.load_cert_chain(certificates().server)
+    return made
+
+
+def test_an_encrypted_directory_is_known_by_its_certificate(context: ssl.SSLContext) -> None:
     made = certificates()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(made.server)
     with running(context) as address:
         with pytest.raises(RefusedError, match="none has joined"):
             resolve(address, authorities=made.authority)
@@ -218,6 +225,15 @@ def test_a_key_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> None:
         key_in(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         key_in(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("mode", "owner", "user", "is_exposed"), [
+    (0o600, 7, 7, False), (0o640, 7, 7, True), (0o400, 0, 7, False), (0o440, 0, 7, False), (0o460, 0, 7, True),
+    (0o444, 0, 7, True), (0o440, 0, 0, True)])
+def test_a_key_of_the_administrator_may_be_read_by_its_group(mode: int, owner: int, user: int, *, is_exposed: bool
+                                                             ) -> None:
+    """As files of a secret in Kubernetes are."""
+    assert _is_exposed(os.stat_result((mode, 0, 0, 0, owner, 0, 0, 0, 0, 0)), user) == is_exposed
 
 
 @pytest.mark.parametrize("address", ["", "lab", "tls://head", "tls://head:0/lab", "ray://head:1/lab", "tls://:7/lab",
@@ -252,22 +268,27 @@ class Idle:
     why_not_ready = staticmethod(str)
 
 
-def test_servers_and_clients_follow_a_directory_that_writes_another_address(tmp_path: Path) -> None:
-    path = tmp_path / "address"
+def test_servers_and_clients_follow_a_directory_that_writes_another_address(
+        tmp_path: Path, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, authority = tmp_path / "address", certificates().authority
+    monkeypatch.setenv("DJINN_TLS_CA", authority)
     given = f"file:{path}"
     with pytest.raises(TransportError, match="cannot be read from"):
         parse(given)
     path.write_text("file:another")
     with pytest.raises(ConfigurationError, match="'file:another' is not the address of a directory"):
         resolve(given)
-    announcement = Announcement(given, KEY, "", "", 0, Idle())
+    key_in(tmp_path / "key", makes=True)
+    (tmp_path / "key").write_text(KEY)
+    announcement = Announcements().open(ServeOptions(directory=DirectoryOptions(given, str(tmp_path / "key"))), Idle())
+    assert announcement is not None
     announcement.start()
     try:
-        for _ in range(2):
-            with running() as address:
+        for encryption in (None, context):
+            with running(encryption) as address:
                 path.write_text(f"{address}\n")
-                until(lambda: listed(given) == ["tcp://host:1"])
-                assert resolve(given) == ["tcp://host:1"]
+                until(lambda: listed(given, authority) == [Idle.address])
+                assert resolve(given, authorities=authority) == [Idle.address]
     finally:
         announcement.stop()
 
