@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import dis
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from inspect import CO_OPTIMIZED
 from itertools import takewhile
@@ -140,7 +140,7 @@ def _with(key: Key, frame: FrameType, *, applies: bool = False) -> Iterator[list
     """Give the tensors of each collection among a frame's variables that holds the value, the largest first."""
     found = []
     for value in _locals(frame):
-        if isinstance(value, (Mapping, list, tuple, torch.nn.Module, torch.optim.Optimizer)):
+        if isinstance(value, (dict, UserDict, list, tuple, torch.nn.Module, torch.optim.Optimizer)):
             leaves = list(_leaves(_moved(value) if applies and isinstance(value, torch.nn.Module) else value))
             if len(leaves) > 1 and any(key_of(leaf) == key for leaf in leaves):
                 found.append(leaves)
@@ -189,7 +189,8 @@ def _leaves(item: Any) -> Iterator[LazyTensor]:
 
 
 def _members(item: Any) -> Iterable[Any] | None:
-    if isinstance(item, Mapping):
+    # Other mappings may compute their values when these are looked at, or fetch them, as `djinn.kept` does.
+    if isinstance(item, (dict, UserDict)):
         return list(item.values())
     if isinstance(item, (list, tuple)):
         return item

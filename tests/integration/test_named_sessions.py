@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,70 @@ def test_sessions_are_listed_and_attached(start_server: Any, tmp_path: Path) -> 
     missing = run_djinn("attach", "--connect", server.address, "other", str(script))
     assert missing.returncode == 1
     assert "There is no session 'other'." in missing.stderr
+
+
+AT_A_TERMINAL = """
+import os, sys
+terminal = os.open(sys.argv.pop(1), os.O_RDWR)
+for number in range(3):
+    os.dup2(terminal, number)
+sys.stdin, sys.stdout = open(0), open(1, "w")
+from djinn_cli.app import main
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no pseudo-terminals")
+def test_a_prompt_is_given_at_a_terminal(start_server: Any, tmp_path: Path) -> None:
+    import pty
+
+    server = start_server()
+    djinn.init(server=server.address, name="lab")
+    djinn.kept["x"] = torch.arange(5, device=DEVICE)
+    djinn.shutdown()
+    ours, theirs = pty.openpty()
+    shown = ""
+
+    def expect(text: str) -> None:
+        nonlocal shown
+        while text not in shown:
+            assert select.select([ours], [], [], 60)[0], shown
+            shown += os.read(ours, 4096).decode()
+        shown = shown.partition(text)[2]
+
+    with WarmPython(AT_A_TERMINAL, [os.ttyname(theirs), "attach", "--connect", server.address, "lab"],
+                    environment=clean_environment(TERM="dumb"), log=tmp_path / "log", has_djinn=True) as attached:
+        expect("Session lab: x in djinn.kept")
+        expect(">>> ")
+        for line, answer in ((b"kept['x'].sum().item() + 1\n", "11"), (b"1 / 0\n", "ZeroDivisionError"),
+                             (b"kept['y'] = kept['x'] * 2\n", "* 2")):
+            os.write(ours, line)
+            expect(answer)
+            expect(">>> ")
+        os.write(ours, b"\x04")
+        assert attached.wait(60) == 0
+    os.close(theirs)
+    os.close(ours)
+    djinn.init(server=server.address, name="lab")
+    assert djinn.kept["y"].tolist() == [0, 2, 4, 6, 8]
+    djinn.shutdown()
+
+
+def test_the_operator_ends_a_session_that_no_client_has_open(start_server: Any, tmp_path: Path) -> None:
+    control = str(tmp_path / "control")
+    server = start_server("--control", control)
+    djinn.init(server=server.address, name="lab")
+    djinn.kept["x"] = torch.ones(3, device=DEVICE)
+    djinn.shutdown()
+    [row] = json.loads(run_djinn("sessions", "--control", control, "--json").stdout)
+    assert (row["name"], row["peer"], row["values"]) == ("lab", "", 1)
+    kicked = run_djinn("kick", row["session"][:6], "--control", control)
+    assert (kicked.returncode, kicked.stdout) == (0, f"{row['session'][:6]}: 1 session ended\n"), kicked.stderr
+    assert json.loads(run_djinn("sessions", "--control", control, "--json").stdout) == []
+    djinn.init(server=server.address, name="lab")
+    with pytest.raises(KeyError, match="the server's operator has ended it"):
+        djinn.kept["x"]
+    djinn.shutdown()
 
 
 def test_what_is_kept_counts_and_is_limited(start_server: Any) -> None:

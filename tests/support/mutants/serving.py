@@ -1,4 +1,4 @@
-"""Faults of a server: what it does about a lost device, whom it charges for a device's time, and where CUDA starts."""
+"""Faults of a server: lost devices, who is charged for a device's time, where CUDA starts, named sessions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ _TOLD = ("unit/test_device_loss.py::"
 _LATER = "unit/test_device_loss.py::test_a_session_that_sees_it_later_is_not_blamed"
 _CLOCK = "unit/test_device_clock.py::"
 _COMPUTED = f"{_CLOCK}test_sessions_are_charged_for_what_the_device_computes"
+_NAMED = "djinn_server.named_sessions:"
+_RETURN = "unit/test_named_sessions.py::test_the_next_client_finds_the_same_memory_and_no_other_has_it_open_meanwhile"
 
 MUTANTS = (
     # A device that is lost.
@@ -45,5 +47,20 @@ MUTANTS = (
     mutant("driver-started-where-workers-are-forked", "server.forks_without_device",
            "djinn_executor_cuda.visible:count", "if is_unknown and", "if False and",
            within="unit/test_cuda_devices.py::test_where_nothing_else_counts_another_process_asks_the_driver"),
+    # Named sessions.
+    mutant("kept-values-come-back-as-copies", "server.named_values_return", f"{_NAMED}moved",
+           "target.values.put(handle, value)", "target.values.put(handle, value.clone())", within=_RETURN),
+    mutant("open-for-two-clients", "server.named_values_return", f"{_NAMED}NamedSessions.claim",
+           "holder is not claimant", "False", within=_RETURN),
+    mutant("lease-never-over", "server.named_sessions_end", f"{_NAMED}NamedSessions.expire",
+           "named.left_at + named.lease_s <= now", "False",
+           within="unit/test_named_sessions.py::test_a_session_ends_with_its_lease_which_the_server_bounds"),
+    mutant("kept-values-not-counted", "server.named_values_counted", f"{_NAMED}NamedSessions.left",
+           "self._allowances.change_handles(0, len(named.handles), checks=False)", "pass",
+           within="unit/test_named_sessions.py::test_values_count_while_no_client_has_them_and_so_do_names"),
+    mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.supervisor:Supervisor._post_of",
+           "self._posts.get(tenant.name)", "next(iter(self._posts.values()), None)",
+           "and post.tenant.key == tenant.key", "",
+           within="integration/test_named_sessions.py::test_no_other_tenant_sees_or_opens_a_session"),
 )
 """``within`` names the test that is to notice it, beneath the folder `tests`."""
