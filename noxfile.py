@@ -213,6 +213,24 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def scale(session: nox.Session) -> None:
+    """Let 200 clients use one server for ten minutes, simulate clusters, and write docs/scale.md: 15 minutes.
+
+    ``-- clients`` or ``-- cluster`` does one of the two; arguments after the name are passed on.
+    """
+    parts = {"clients": ("many_clients", "--kill"), "cluster": ("cluster_figures",)}
+    chosen, *arguments = session.posargs or [""]
+    _install(session, "-e", ".[test]")
+    found = _output(session, "scale.jsonl")
+    found.unlink(missing_ok=True)
+    environment = {"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    for name, (module, *usual) in parts.items():
+        if chosen in ("", name):
+            session.run("python", "-m", f"support.scale.{module}", str(found), *usual, *arguments, env=environment)
+    session.run("python", "-m", "support.reports.scale", str(found), env=environment)
+
+
+@nox.session
 def foreign(session: nox.Session) -> None:
     """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
 

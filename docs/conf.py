@@ -17,7 +17,7 @@ _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "no
         "run_cuda", "libraries", "models", "named", "api", "configuration", "server", "cluster", "dashboard",
         "deployment", "recovery", "cuda", "dynamo", "patterns", "pictures", "planning", "async", "several", "earlier",
         "errors", "troubleshooting")
-_KNOW = ("capabilities", "documents", "compatibility", "conformance", "performance", "foreign", "reliability",
+_KNOW = ("capabilities", "documents", "compatibility", "conformance", "performance", "foreign", "reliability", "scale",
          "threats")
 _LIBRARIES = tuple(sorted(path.name for path in (_HERE.parent / "plugins").glob("djinn_lib_*")))
 _EXTEND = ("architecture", "glossary", "plugins/index",
