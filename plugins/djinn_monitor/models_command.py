@@ -17,7 +17,8 @@ __all__ = ("models",)
 
 def models(
     connect: Annotated[str, typer.Option(
-        show_default=False, metavar="URL", help="Server to ask, such as tcp://HOST:PORT. Default: DJINN_SERVER.",
+        show_default=False, metavar="URL", help="Server to ask, such as tcp://HOST:PORT. Default: DJINN_SERVER, or the "
+                                               "server that the directory of DJINN_CLUSTER leads to.",
     )] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -55,6 +55,8 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
     checks = {check["name"]: check for check in json.loads(found.stdout)["checks"]}
     assert checks["server"]["ok"], found
     assert checks["cluster"]["found"].removeprefix("its directory leads to ") in list(by_address)[1:]
+    found = clusters.run("models", DJINN_CLUSTER=programs[0]["address"])
+    assert (found.returncode, "This server has no models." in found.stderr) == (2, True), found
 
     model = gpt2(**MODEL)
     wanted = generated(model, PROMPT, TOKENS)
