@@ -176,6 +176,14 @@ def _same_dtypes(named: Mapping[str, Any]) -> bool:
     return len({tensor.dtype for tensor in tensors_in(named.values())}) > 1
 
 
+def _no_fractions(named: Mapping[str, Any]) -> bool:
+    return not any(tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in tensors_in(named.values()))
+
+
+def _only_bools(named: Mapping[str, Any]) -> bool:
+    return all(tensor.dtype is torch.bool for tensor in tensors_in(named.values()))
+
+
 def _uniform(named: Mapping[str, Any]) -> bool:
     begin, end = named.get("from", 0.0), named.get("to", 1.0)
     dtype = named["self"].dtype
@@ -238,8 +246,11 @@ _CHECKS: Mapping[str, _Check] = {
     "randperm": _randperm,
     "multinomial": _multinomial,
     "random": _random,
-    "heaviside": _same_dtypes,
-    "polar": _same_dtypes,
+    **dict.fromkeys(("heaviside", "polar"), _same_dtypes),
+    "linalg_cross": lambda named: _same_dtypes(named) or _only_bools(named),
+    **dict.fromkeys(("hypot", "nextafter", "logaddexp", "logaddexp2"), _no_fractions),
+    **dict.fromkeys("remainder fmod gcd lcm bitwise_left_shift bitwise_right_shift dot vdot".split(), _only_bools),
+    "ldexp": lambda named: named["other"].dtype is torch.bool,
     **dict.fromkeys(
         "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool2d "
         "adaptive_max_pool3d avg_pool2d max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d".split(),

@@ -146,6 +146,17 @@ MISTAKES = (
         ("index_add_", lambda x, y: x.index_add_(0, y, x.clone())), ("put_", lambda x, y: x.put_(y, x.clone())),
         ("index_put_", lambda x, y: x.index_put_((y,), x.clone())),
         ("scatter_", lambda x, y: x.scatter_(0, y, x.clone())))),
+    *(Mistake(f"{call.__name__} of integers", lambda on, call=call: call(on(3), on([1, 2, 3])),
+              lambda on, call=call: call(on([1, 2, 3]), on([1, 2, 3])))
+      for call in (torch.hypot, torch.nextafter, torch.logaddexp, torch.logaddexp2)),
+    *(Mistake(f"{call.__name__} of bools", lambda on, call=call: call(on([1, 2]), on([1, 2])),
+              lambda on, call=call: call(on([True, True]), on([True, True])))
+      for call in (torch.remainder, torch.fmod, torch.gcd, torch.bitwise_left_shift, torch.bitwise_right_shift,
+                   torch.vdot)),
+    Mistake("ldexp by bools", lambda on: torch.ldexp(on(2), on([1, 2])),
+            lambda on: torch.ldexp(on(2), on([True, False]))),
+    Mistake("cross of two dtypes", lambda on: torch.linalg.cross(on(3), on(3)),
+            lambda on: torch.linalg.cross(on(3), on(3).double())),
     Mistake("polar", lambda on: torch.polar(on(3), on(3)), lambda on: torch.polar(on(3), on(3).double())),
 )
 
