@@ -418,7 +418,7 @@ def _repeats(named: Named) -> None:
 def _degree(named: Named) -> None:
     degree = named["n"]
     if isinstance(degree, torch.Tensor):
-        degree = degree.max().item() if degree.numel() and has_elements(degree) else 0
+        degree = degree.double().max().item() if degree.numel() and has_elements(degree) else 0
     expect(degree <= MAX_DEGREE, f"a polynomial of degree {degree}; {MAX_DEGREE} is the limit")
 
 

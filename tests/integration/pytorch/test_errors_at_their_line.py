@@ -242,3 +242,10 @@ def test_unbind_along_a_dimension_that_is_not_there(dim: int) -> None:
         with pytest.raises(IndexError) as got:
             unbind(tensor, dim)
         assert str(got.value) == str(wanted.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_the_degree_of_a_polynomial_may_be_an_unsigned_integer(dtype: torch.dtype) -> None:
+    x, degree = torch.tensor([0.5, 2.0]), torch.tensor([3, 2], dtype=dtype)
+    wanted = torch.special.chebyshev_polynomial_t(x, degree)
+    assert torch.equal(torch.special.chebyshev_polynomial_t(x.to(REMOTE), degree.to(REMOTE)).cpu(), wanted)
