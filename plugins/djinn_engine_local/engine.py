@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from djinn_lib_cluster.engines import already_running, changes
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, ProgramReport
 from djinn_lib_cluster.records import APART_S, KeeperRecord, Records, end_group, is_running
 
@@ -42,7 +43,7 @@ class LocalEngine:
     def start(self, spec: ClusterSpec) -> None:
         """Start the process that keeps the programs running."""
         if self.programs():
-            raise self._running(spec)
+            raise already_running(spec.name)
         self._records.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (self._records.log_of("keeper").open("ab") as log,
               subprocess.Popen(  # noqa: S603  # djinn's own program
@@ -59,7 +60,7 @@ class LocalEngine:
                 keeper.returncode = 0
                 return
         if keeper.wait() == OTHER_KEEPER:
-            raise self._running(spec)
+            raise already_running(spec.name)
         raise ConfigurationError(f"The cluster {spec.name} cannot be started: {self._said()}",
                                  hint="See whether its folder can be written to.")
 
@@ -72,14 +73,7 @@ class LocalEngine:
 
     def watch(self) -> Iterator[list[ProgramReport]]:
         """Report the states now, and after each change."""
-        last: list[ProgramReport] | None = None
-        while last != []:
-            now = self.programs()
-            if now != last:
-                yield now
-                last = now
-            else:
-                time.sleep(TICK_S)
+        return changes(self.programs, TICK_S)
 
     def logs(self, program: str, lines: int) -> list[str]:
         """Return the end of a program's log."""
@@ -114,11 +108,6 @@ class LocalEngine:
 
     def _said(self) -> str:
         return " ".join(self._records.tail("keeper", 1)) or "its keeper did not begin."
-
-    @staticmethod
-    def _running(spec: ClusterSpec) -> ConfigurationError:
-        return ConfigurationError(f"The cluster {spec.name} is running already.",
-                                  hint="Stop it with `djinn cluster down`, or choose another --name.")
 
 
 class LocalEngines:

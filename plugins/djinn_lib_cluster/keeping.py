@@ -1,8 +1,7 @@
 """The process that keeps programs running, on the machine where they run.
 
-Each program leads a separate session and process group. When it ends,
-the rest of its group is killed, so that none of its processes keeps a device. The keeper is the subreaper of all of
-them: it also waits for those whose parent has died.
+Each program leads a separate session and process group. When it ends, the rest of its group is killed, so that none of
+its processes keeps a device. The keeper is the subreaper of all of them: it also waits for those whose parent has died.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import anyio
 import anyio.to_thread
@@ -23,13 +23,13 @@ import attrs
 from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from djinn_lib_cluster.records import KeeperRecord, ProgramRecord, Records, born, has_group
 
-__all__ = ("keep",)
+__all__ = ("ENDING_S", "GROUP_S", "KeptPrograms", "become_subreaper", "keep")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
 STEADY_S = 10.0
 """A program that has served for so long is started again at once when it ends."""
 ENDING_S = 10.0
-"""How long a program may take to end after a second SIGTERM."""
+"""How long a program may take to end after a second request to stop."""
 GROUP_S = 2.0
 """How long the other processes of a program may take to end after it."""
 TICK_S = 0.02
@@ -48,45 +48,52 @@ class _Kept:
     process: subprocess.Popen[bytes] | None = None
 
 
-class _Cluster:
+class KeptPrograms:
     """Starts programs, starts them again, and stops them.
+
+    Args:
+        records: Where their states and logs go.
+        spec: The programs.
+        environment: Their environment variables, in addition to those of each.
+        before: The record of a keeper that has ended, and whose programs these were.
 
     Concurrency:
         Tasks of one event loop.
     """
 
-    def __init__(self, records: Records, spec: ClusterSpec, before: KeeperRecord | None) -> None:
+    def __init__(self, records: Records, spec: ClusterSpec, environment: Mapping[str, str],
+                 before: KeeperRecord | None) -> None:
         self._records = records
+        self._environment = environment
         gpus = iter(_gpus())
         self._kept = [_Kept(program, ",".join(next(gpus, "none") for _ in range(program.gpus)),
                             _next(program.name, before)) for program in spec.programs]
         self._stopping = anyio.Event()
         self._hurry = anyio.Event()
         self._threads = anyio.CapacityLimiter(len(self._kept))
-        self._record = KeeperRecord(os.getpid(), born(os.getpid()), [kept.record for kept in self._kept])
+        self._record = KeeperRecord(os.getpid(), born(os.getpid()), [kept.record for kept in self._kept],
+                                    socket.gethostname())
         records.write(self._record)
 
     async def run(self) -> None:
-        """Run the programs until a signal asks to stop, and until all have ended."""
+        """Run the programs until `stop` is called, and until all have ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._heed)
             tasks.start_soon(self._shorten_logs)
             async with anyio.create_task_group() as running:
                 for kept in self._kept:
                     running.start_soon(self._keep, kept)
             tasks.cancel_scope.cancel()
 
-    async def _heed(self) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                if self._stopping.is_set():
-                    self._hurry.set()
-                self._stopping.set()
-                for kept in self._kept:
-                    kept.record.state = "stopping"
-                    if kept.process is not None:
-                        kept.process.send_signal(signal.SIGTERM)
-                self._records.write(self._record)
+    def stop(self) -> None:
+        """Send SIGTERM to the programs. A second call is for haste."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+        for kept in self._kept:
+            kept.record.state = "stopping"
+            if kept.process is not None:
+                kept.process.send_signal(signal.SIGTERM)
+        self._records.write(self._record)
 
     async def _shorten_logs(self) -> None:
         while True:
@@ -131,7 +138,7 @@ class _Cluster:
 
     def _start(self, kept: _Kept, writer: int) -> subprocess.Popen[bytes]:
         program = kept.program
-        environment = {**os.environ, **program.variables}
+        environment = {**self._environment, **program.variables}
         if program.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = kept.gpus
         with self._records.log_of(program.name).open("ab") as log:
@@ -191,7 +198,7 @@ def _next(name: str, before: KeeperRecord | None) -> ProgramRecord:
     """Return the record of a program, which continues that of a keeper that has ended."""
     last = next((record for record in before.programs if record.name == name), None) if before is not None else None
     return ProgramRecord(name) if last is None else ProgramRecord(
-        name, restarts=last.restarts + 1, problem=last.problem or "the process that kept it running has ended")
+        name, restarts=last.restarts + 1, problem="the process that kept it running has ended")
 
 
 def _gpus() -> list[str]:
@@ -212,13 +219,27 @@ def keep(records: Records, spec: ClusterSpec, *, announce: Callable[[], object] 
         announce: Called once the records exist.
         before: The record of a keeper that has ended, and whose programs these were.
     """
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
 
     async def run() -> None:
-        cluster = _Cluster(records, spec, before)
+        kept = KeptPrograms(records, spec, os.environ, before)
         if announce is not None:
             announce()
-        await cluster.run()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_heed, kept)
+            await kept.run()
+            tasks.cancel_scope.cancel()
 
     anyio.run(run)
+
+
+async def _heed(kept: KeptPrograms) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            kept.stop()
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of those processes of its programs whose parent has died."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

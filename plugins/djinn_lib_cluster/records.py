@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -48,11 +49,12 @@ class ProgramRecord(msgspec.Struct):
 
 
 class KeeperRecord(msgspec.Struct):
-    """The content of the file: the process that keeps the programs running, and the programs."""
+    """The content of the file: the process that keeps the programs running, the programs, and the machine's name."""
 
     pid: int
     born: str
     programs: list[ProgramRecord] = []
+    host: str = ""
 
 
 class Records:
@@ -112,9 +114,9 @@ class Records:
             os.close(descriptor)
 
     def left(self) -> list[ProgramRecord]:
-        """List the programs that still run although their keeper has ended."""
+        """List the programs that still run on this machine although their keeper has ended."""
         keeper = self.read()
-        return [] if keeper is None else [
+        return [] if keeper is None or keeper.host != socket.gethostname() else [
             msgspec.structs.replace(record, state="stopping") for record in keeper.programs
             if is_running(record.pid, record.born)]
 

@@ -112,7 +112,8 @@ def test_what_is_imported_is_declared() -> None:
     extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
     allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"],
                "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
-               "djinn_lib_dashboard": always | extras["dashboard"], "djinn_server": always | extras["tls"]}
+               "djinn_lib_dashboard": always | extras["dashboard"], "djinn_server": always | extras["tls"],
+               "djinn_engine_ray": always | extras["ray"]}
     own = {"djinn"} | {path.stem for root in IMPORT_ROOTS[1:] for path in root.iterdir()}
     undeclared = {}
     for path in MODULES:
