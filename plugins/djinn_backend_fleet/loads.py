@@ -66,7 +66,7 @@ class FleetLoads:
         return values
 
     def answered(self, executor: int, link: SingleBackend) -> None:
-        """Note that an executor has finished what it was sent."""
+        """Note that an executor has finished its work."""
         self._sent[executor] = link.nodes_sent, _LONG_AGO
 
     def refresh(self, links: Sequence[SingleBackend]) -> None:

@@ -50,7 +50,7 @@ def connected(address: str = "") -> Any:
         if address in ("", present):
             return ray
         raise ConfigurationError(f"This process is connected to the Ray cluster at {present}, and the programs run in "
-                                 f"that at {address}.", hint="Use a process of its own, such as `djinn cluster`.")
+                                 f"that at {address}.", hint="Use a separate process, such as `djinn cluster`.")
     address = address or os.environ.get("RAY_ADDRESS", "") or "auto"
     try:
         _check(address)

@@ -76,7 +76,7 @@ class RayEngine:
             raise
 
     def programs(self) -> list[ProgramReport]:
-        """Report what the actors answer, and what is known of those that do not."""
+        """Report the answers of the actors, and the last states of those that do not answer."""
         started = self._started()
         if started is None:
             return []

@@ -95,7 +95,7 @@ class SlurmEngine:
         return submit(f"djinn-{spec.name}-{program.name}", program, folder)
 
     def programs(self) -> list[ProgramReport]:
-        """Report what Slurm and the processes on the nodes say."""
+        """Report the states that Slurm and the processes on the nodes give."""
         jobs = self._read()
         return self._reports(jobs, states(jobs.numbers)) if jobs.programs else []
 

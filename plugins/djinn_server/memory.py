@@ -139,7 +139,7 @@ def trim_heap() -> None:
 def limit_arenas() -> None:
     """Let the threads of this process share two arenas, where the C library has an arena for each thread.
 
-    Each arena keeps freed memory of its own: over the first thousand tokens of a text, a worker would grow by 3 %.
+    Each arena keeps freed memory: over the first thousand tokens of a text, a worker would grow by 3 %.
     """
     limit = _of_c_library("mallopt", ctypes.c_int, ctypes.c_int)
     if limit is not None:

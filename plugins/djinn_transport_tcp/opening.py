@@ -75,7 +75,7 @@ def _connect_in_time(sock: socket.socket, path: str, until_s: float) -> None:
 
     Raises:
         BlockingIOError: It took too long; this is how Linux reports a full queue.
-        OSError: Nobody listens there.
+        OSError: Nothing listens there.
     """
     while True:
         try:
