@@ -39,9 +39,8 @@ def test_the_older_interface_to_precisions_is_put_back_with_what_it_sets_besides
 def unnamed() -> Iterator[None]:
     yield
     torch.set_float32_matmul_precision("highest")
-    for backend in (torch.backends.cuda, torch.backends.mkldnn):
-        backend.matmul.fp32_precision = "none"
-    torch.backends.fp32_precision = "none"
+    for name in ("cuda_matmul", "mkldnn_matmul", "generic_all"):
+        SWITCHES[f"fp32_precision_{name}"].set("none")
 
 
 @pytest.mark.usefixtures("unnamed")
@@ -57,8 +56,9 @@ def test_the_way_back_to_the_default_precision_leaves_no_switch() -> None:
 
 @pytest.mark.usefixtures("unnamed")
 def test_a_full_precision_below_a_reduced_one_is_a_switch() -> None:
-    torch.backends.fp32_precision = "tf32"
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    # As `torch.backends.fp32_precision = "tf32"`, which PyTorch's own tests forbid in their processes.
+    SWITCHES["fp32_precision_generic_all"].set("tf32")
+    SWITCHES["fp32_precision_mkldnn_matmul"].set("ieee")
     inside = dict(switches())
     assert (inside["fp32_precision_mkldnn_matmul"], inside["fp32_precision_mkldnn_conv"]) == ("ieee", "tf32")
 
