@@ -1,4 +1,4 @@
-"""Engines whose programs are not processes of this machine keep the laws where stand-ins make them so."""
+"""Engines whose programs run elsewhere keep the laws where their nodes are this machine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 from djinn_conformance import specs
+from support.servers.ray_nodes import RayNodes
 from support.servers.slurm import Slurm
 
 _PLUGIN = """
 from djinn.hookspecs import hookimpl
-from djinn_engine_slurm.engine import SlurmEngines
+from {module} import {factory}
 
 
-class Here(SlurmEngines):
-    name = "slurm-here"
+class Here({factory}):
+    name = "{name}-here"
     capabilities = ("here",)
 
 
@@ -25,10 +26,20 @@ def djinn_register_engines(register):
 """
 
 
-def test_slurm_keeps_the_laws_of_engines(kit: Any, tmp_path: Path) -> None:
-    kit.install("slurm-here", "slurm_here", _PLUGIN)
-    slurm = Slurm(tmp_path / "slurm")
-    outcome = kit.run("--djinn-plugin=engine:slurm-here", PATH=slurm.path)
+def keeps_its_laws(kit: Any, name: str, module: str, factory: str, **environment: str) -> None:
+    kit.install(f"{name}-here", f"{name}_here", _PLUGIN.format(name=name, module=module, factory=factory))
+    outcome = kit.run(f"--djinn-plugin=engine:{name}-here", **environment)
     assert outcome.status == pytest.ExitCode.OK, outcome.output
-    assert outcome.laws["slurm-here"] == {law.id: "passed" for law in specs.kind_spec("engine").laws}
+    assert outcome.laws[f"{name}-here"] == {law.id: "passed" for law in specs.kind_spec("engine").laws}
+
+
+def test_slurm_keeps_the_laws_of_engines(kit: Any, tmp_path: Path) -> None:
+    slurm = Slurm(tmp_path / "slurm")
+    keeps_its_laws(kit, "slurm", "djinn_engine_slurm.engine", "SlurmEngines", PATH=slurm.path)
     assert set(slurm.states()) <= {"COMPLETED", "CANCELLED"}
+
+
+def test_ray_keeps_the_laws_of_engines(kit: Any) -> None:
+    pytest.importorskip("ray", reason="needs Ray: python3 -m pip install -c constraints.txt ray")
+    with RayNodes() as nodes:
+        keeps_its_laws(kit, "ray", "djinn_engine_ray.engine", "RayEngines", **nodes.environment)
