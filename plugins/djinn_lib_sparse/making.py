@@ -17,6 +17,7 @@ from djinn_lib_sparse.tensor import LazySparse, made_of
 __all__ = ("HANDLERS", "MAKERS", "refuse", "uploaded")
 
 aten = torch.ops.aten
+_BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 
 def refuse(name: str) -> NoReturn:
@@ -62,7 +63,7 @@ def _compressed_unsized(operator: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """
     compressed, plain, values = args
     layout, batch = kwargs["layout"], compressed.shape[:-1]
-    has_blocks = layout in (torch.sparse_bsr, torch.sparse_bsc)
+    has_blocks = layout in _BLOCKED
     begin = len(batch) + 1
     block = values.shape[begin:begin + 2] if has_blocks else (1, 1)
     is_by_rows = layout in (torch.sparse_csr, torch.sparse_bsr)
@@ -91,6 +92,17 @@ def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return torch.zeros(size, **options)
 
 
+def _empty_blocks(sparse: torch.Tensor, kwargs: dict[str, Any]) -> LazySparse:
+    """Make a tensor without blocks, which `torch.zeros` refuses to do: it is not given the size of a block."""
+    compressed, plain, values = sparse._parts if isinstance(sparse, LazySparse) else components_of(sparse)
+    batch = plain.shape[:-1]
+    made = torch.sparse_compressed_tensor(
+        torch.zeros(compressed.shape, dtype=compressed.dtype), torch.zeros((*batch, 0), dtype=plain.dtype),
+        torch.zeros((*batch, 0, *values.shape[plain.dim():]), dtype=kwargs.get("dtype") or sparse.dtype),
+        size=sparse.shape, layout=sparse.layout)
+    return uploaded(made, kwargs.get("device"))
+
+
 def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a tensor like a sparse one; one that is compressed has as many elements, at the same places."""
     sparse = args[0]
@@ -101,6 +113,8 @@ def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return operator(dense, *args[1:], **rest)
     if kwargs.get("memory_format") is not None:
         raise RuntimeError("memory format option is only supported by strided tensors")
+    if operator is aten.zeros_like.default and layout is sparse.layout and layout in _BLOCKED:
+        return _empty_blocks(sparse, kwargs)
     is_empty = layout is torch.sparse_coo or operator is aten.zeros_like.default
     if layout is not sparse.layout or is_empty or not isinstance(sparse, LazySparse):
         if operator not in (aten.empty_like.default, aten.zeros_like.default):

@@ -115,6 +115,8 @@ def made_like(device: str) -> Any:
     return [*(parts(made) for made in (
         *unsized, torch.sparse_coo_tensor((2, 3), device=device), sparse.new_zeros((3, 3)), sparse.new_empty((2, 2)),
         torch.zeros_like(csr), torch.zeros_like(sparse),
+        torch.zeros_like(torch.ones(4, 4, device=device).to_sparse_bsr((2, 2))),
+        torch.zeros_like(torch.ones(2, 4, 6, device=device).to_sparse_bsc((2, 3)), dtype=torch.float64),
         torch.zeros(3, 3, layout=torch.sparse_csr, device=device), torch.ones_like(csr), torch.full_like(csr, 2.5),
         torch.randn_like(csr), (sparse * 1j).conj_physical(),
         torch.sum(sparse, 0), sparse.int().sum(1, keepdim=True), sparse.sum(0, dtype=torch.float64))), *like,
