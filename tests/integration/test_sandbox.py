@@ -22,7 +22,8 @@ import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.sandbox import landlock, privileges, seccomp
-from djinn_server.sandbox.paths import unreadable_for_others
+from djinn_server.sandbox.fence import _closed
+from djinn_server.sandbox.paths import files_for, unreadable_for_others
 from djinn_transport_tcp.client import SocketConnection, connect_tls
 from support.processes.warm import clean_environment
 from support.servers.connection_options import connect_options
@@ -267,6 +268,10 @@ def test_what_kills_a_worker_leaves_no_image_and_the_next_one_serves(fenced: Fen
 def status_of(process: int) -> dict[str, str]:
     text = Path(f"/proc/{process}/status").read_text()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def test_files_that_tell_a_process_about_itself_are_no_reason_to_read_all_files() -> None:
+    assert not _closed(files_for(has_driver=False).readable).startswith("/proc")
 
 
 def test_a_worker_has_given_up_what_it_does_not_need(fenced: Fenced) -> None:
