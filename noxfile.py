@@ -202,7 +202,7 @@ def chaos(session: nox.Session) -> None:
     found.unlink(missing_ok=True)
     session.run("pytest", *(named or ["tests/chaos"]), "-o", "python_files=chaos_*.py", "-s", "--timeout=3600", *others,
                 env={**PROFILE, "DJINN_CHAOS_RESULTS": str(found), "DJINN_CHAOS_STATE": str(found.parent)})
-    session.run("python", "tests/support/reports/reliability.py", str(found))
+    session.run("python", "-m", "support.reports.reliability", str(found), env={"PYTHONPATH": "tests"})
 
 
 @nox.session

@@ -36,6 +36,7 @@ class Cluster:
 
     Attributes:
         engine: What runs it.
+        key_file: The file with the key that its directory and its servers have in common.
         moves: Whether its programs may be on other machines, which have the same files.
 
     Raises:
@@ -47,6 +48,7 @@ class Cluster:
         self.name = name
         self.engine_name = engine_name
         self.folder = _home() / name
+        self.key_file = self.folder / "key"
         factory = _factory(engine_name)
         self.engine: Engine = factory.open(self.folder / "engine")
         self.moves = "moves" in getattr(factory, "capabilities", ())

@@ -65,7 +65,7 @@ def up(
     else:
         if not failed:
             if page is not None:
-                typer.echo(f"djinn cluster {name}: dashboard on port {page}, its key is in {cluster.folder / 'key'}")
+                typer.echo(f"djinn cluster {name}: dashboard on port {page}, its key is in {cluster.key_file}")
             return
         for report in failed:
             typer.echo(f"djinn: {report.name}: {report.problem}", err=True)
@@ -136,9 +136,8 @@ def _ports(first: int, count: int) -> Iterator[int]:
 
 def _start(cluster: Cluster, programs: Sequence[EngineProgram]) -> None:
     """Start programs. Their key exists before, because servers need it and may begin before their directory."""
-    key = cluster.folder / "key"
-    is_new = not key.exists()
-    key_in(key, makes=True)
+    is_new = not cluster.key_file.exists()
+    key_in(cluster.key_file, makes=True)
     try:
         cluster.engine.start(ClusterSpec(cluster.name, tuple(programs)))
     except ConfigurationError:
@@ -160,7 +159,7 @@ def _await_start(cluster: Cluster) -> list[ProgramReport]:
             return failed
         if len(printed) == len(reports):
             address = next(report.address for report in reports if report.name == DIRECTORY)
-            if missing := await_servers(address, cluster.folder / "key", len(reports) - 1):
+            if missing := await_servers(address, cluster.key_file, len(reports) - 1):
                 typer.echo(f"djinn cluster {cluster.name}: {missing}", err=True)
             return []
     return [ProgramReport(cluster.name, "failed", problem="the cluster was stopped before it served")]

@@ -31,20 +31,23 @@ def await_servers(directory: str, key: Path, count: int) -> str:
 
     Returns:
         Empty, or why clients do not find all of them.
+
+    Raises:
+        ConfigurationError: The key cannot be read.
     """
+    known_by = key_in(key)
     authorities = Plugins.configured({}, os.environ).settings(TlsSettings).tls_ca
     deadline = time.monotonic() + JOINING_S
-    while why := _missing(directory, key, authorities, count):
+    while why := _missing(directory, known_by, authorities, count):
         if time.monotonic() > deadline:
             return why
         time.sleep(TICK_S)
     return ""
 
 
-def _missing(directory: str, key: Path, authorities: str, count: int) -> str:
+def _missing(directory: str, key: str, authorities: str, count: int) -> str:
     try:
-        known_by = key_in(key)
-        listed = ask(directory, lambda _: ListServers(known_by), authorities=authorities)
+        listed = ask(directory, lambda _: ListServers(key), authorities=authorities)
     except DjinnError as error:
         return str(error)
     problems = [server.load.problem for server in listed if server.load is not None]

@@ -31,7 +31,7 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
         options: Options of ``djinn serve`` for each server.
         page: The port of the directory's dashboard; ``None`` for none.
     """
-    key, shared = str(cluster.folder / "key"), dict(_shared(options))
+    key, shared = str(cluster.key_file), dict(_shared(options))
     host = reachable(shared.get("--host", "127.0.0.1"))
     address = str(DirectoryAddress("tls" if "--tls-cert" in shared else "tcp", host, ports[0], cluster.name))
     written = str(cluster.folder / "address")

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import attrs
 import msgspec
+from djinn_lib_cluster.engines import already_running
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
-from djinn_lib_cluster.records import ProgramRecord, Records, replace_file
+from djinn_lib_cluster.records import APART_S, ProgramRecord, Records, replace_file
 
 from djinn.errors import ConfigurationError
 from djinn_engine_slurm.jobs import KEEPER, JobState, cancel, check_commands, states, submit
@@ -25,8 +26,6 @@ TICK_S = 0.1
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 10.0
 """How often Slurm is asked: more seldom the longer nothing changes."""
 ENDING_PAUSE_S = 2.0
-APART_S = 0.3
-"""Shortest time between two signals to a job."""
 ENDING_S = 15.0
 """How long a program may take to end after a second SIGTERM."""
 KILLED_S = 120.0
@@ -73,8 +72,7 @@ class SlurmEngine:
         try:
             self._file.touch(mode=0o600, exist_ok=False)
         except FileExistsError:
-            raise ConfigurationError(f"The cluster {spec.name} is running already.",
-                                     hint="Stop it with `djinn cluster down`, or choose another --name.") from None
+            raise already_running(spec.name) from None
         jobs = _Jobs()
         try:
             for program in spec.programs:

@@ -22,7 +22,7 @@ __all__ = ("APART_S", "KeeperRecord", "ProgramRecord", "Records", "born", "end_g
 
 TICK_S = 0.05
 APART_S = 0.3
-"""Shortest time between two signals to a process."""
+"""Shortest time between two signals to a process or a job."""
 MAX_LOG_BYTES = 32 * 2**20
 """Size of a log beyond which its older half is dropped."""
 

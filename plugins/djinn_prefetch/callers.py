@@ -37,6 +37,9 @@ MAX_DEPTH = 8
 """Collections within collections that are looked at."""
 _WHOLE = ("torch.serialization", "torch.distributed.checkpoint", "torch.utils._pytree", "safetensors")
 """Packages that go through all of a collection once they begin with it."""
+_TABLES = (dict, UserDict)
+"""Other mappings may compute their values when these are looked at, or fetch them, as `djinn.kept` does."""
+_COLLECTIONS = (*_TABLES, list, tuple, torch.nn.Module, torch.optim.Optimizer)
 _APPLY = torch.nn.Module._apply.__code__
 _NONE: dict[str, Any] = {}
 _ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(_NONE.values())), type(iter(_NONE.items())),
@@ -140,7 +143,7 @@ def _with(key: Key, frame: FrameType, *, applies: bool = False) -> Iterator[list
     """Give the tensors of each collection among a frame's variables that holds the value, the largest first."""
     found = []
     for value in _locals(frame):
-        if isinstance(value, (dict, UserDict, list, tuple, torch.nn.Module, torch.optim.Optimizer)):
+        if isinstance(value, _COLLECTIONS):
             leaves = list(_leaves(_moved(value) if applies and isinstance(value, torch.nn.Module) else value))
             if len(leaves) > 1 and any(key_of(leaf) == key for leaf in leaves):
                 found.append(leaves)
@@ -189,8 +192,7 @@ def _leaves(item: Any) -> Iterator[LazyTensor]:
 
 
 def _members(item: Any) -> Iterable[Any] | None:
-    # Other mappings may compute their values when these are looked at, or fetch them, as `djinn.kept` does.
-    if isinstance(item, (dict, UserDict)):
+    if isinstance(item, _TABLES):
         return list(item.values())
     if isinstance(item, (list, tuple)):
         return item

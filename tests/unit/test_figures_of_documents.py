@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.reports import documents
+from support.reports import documents, generated_part
 
 
 def measured(tmp_path: Path, **changed: object) -> Path:
@@ -21,7 +21,7 @@ def test_a_row_that_was_measured_replaces_the_published_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, results = tmp_path / "documents.md", tmp_path / "documents.json"
-    page.write_text(f"Before.\n\n{documents.BEGIN}old\n{documents.END}\nAfter.\n")
+    page.write_text(f"Before.\n\n{generated_part.BEGIN}old\n{generated_part.END}\nAfter.\n")
     monkeypatch.setattr(documents, "PAGE", page)
     monkeypatch.setattr(documents, "RESULTS", results)
     documents.main([str(measured(tmp_path)), "--partial"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from support.reports import scale
+from support.reports import generated_part, scale
 from support.reports.line_chart import Axis, lines
 
 CLIENTS = {
@@ -31,7 +31,7 @@ def test_lines_stay_within_the_picture() -> None:
 
 def test_a_run_replaces_its_part_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, found = tmp_path / "scale.md", tmp_path / "found.jsonl"
-    page.write_text(f"before\n{scale.BEGIN}old\n{scale.END}after\n")
+    page.write_text(f"before\n{generated_part.BEGIN}old\n{generated_part.END}after\n")
     monkeypatch.setattr(scale, "DOCS", tmp_path)
     monkeypatch.setattr(scale, "RESULTS", tmp_path / "results" / "scale.json")
     (tmp_path / "results").mkdir()

@@ -16,12 +16,12 @@ from typing import Any
 import attrs
 import cattrs
 import torch
+from support.reports.generated_part import with_generated
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "foreign.md"
 RESULTS = ROOT / "docs" / "results"
 REASONS = ROOT / "specs" / "foreign.toml"
-BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 UNEXPLAINED = "not explained"
 _COLUMNS = ("pass on the CPU", "pass on the device", "in %", "in % of those that can hold", "skipped on the device",
             "failed", "fail on both", "skipped on the CPU, pass on the device", "fail on the device")
@@ -119,9 +119,7 @@ def _earlier(path: Path) -> list[FileResult]:
 def write_page() -> None:
     """Write the tables anew, from all results."""
     parts = [_section(json.loads(path.read_text())) for path in sorted(RESULTS.glob("foreign-*.json"))]
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(before + BEGIN + "\n".join(parts) + END + after)
+    PAGE.write_text(with_generated(PAGE.read_text(), "\n".join(parts)))
 
 
 def _section(found: dict[str, Any]) -> str:

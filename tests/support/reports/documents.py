@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 import attrs
 import cattrs
 import torch
+from support.reports.generated_part import with_generated
 from support.reports.performance import machine
 
 ROOT = Path(__file__).parents[3]
 PAGE, RESULTS = ROOT / "docs" / "documents.md", ROOT / "docs" / "results" / "documents.json"
-BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 Cell: TypeAlias = float | str
 
 
@@ -139,8 +139,7 @@ def tables(rows: Rows) -> str:
 
 def page(text: str, rows: Rows) -> str:
     """Put new tables into the page."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + tables(rows) + END + rest.split(END)[1]
+    return with_generated(text, tables(rows))
 
 
 def load() -> Rows:

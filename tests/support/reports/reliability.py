@@ -1,7 +1,7 @@
 """Publishing what came of breaking things.
 
-``python reliability.py FOUND.jsonl`` takes what a run has found into docs/results/reliability.json, where it replaces
-what the same tests found before, and writes the table of docs/reliability.md anew.
+``python -m support.reports.reliability FOUND.jsonl`` takes what a run has found into docs/results/reliability.json,
+where it replaces what the same tests found before, and writes the table of docs/reliability.md anew.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 import attrs
 import cattrs
 import torch
+from support.reports.generated_part import with_generated
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "docs" / "results" / "reliability.json"
-BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 
 
 @attrs.frozen
@@ -71,8 +71,7 @@ def table(published: Mapping[str, Found]) -> str:
 
 def page(text: str, published: Mapping[str, Found]) -> str:
     """Put a new table into the page."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + table(published) + END + rest.split(END)[1]
+    return with_generated(text, table(published))
 
 
 def main() -> None:

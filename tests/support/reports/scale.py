@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from support.reports.generated_part import with_generated
 from support.reports.line_chart import Axis, lines
 from support.reports.performance import ROOT
-from support.reports.reliability import BEGIN, END
 
 DOCS = ROOT / "docs"
 RESULTS = DOCS / "results" / "scale.json"
@@ -33,8 +33,7 @@ def main() -> None:
     RESULTS.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
     written = [line for part, write in PARTS.items() if part in published for line in write(published[part])]
     page = DOCS / "scale.md"
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    page.write_text(before + BEGIN + "\n".join([*written, ""]) + END + rest.split(END)[1], encoding="utf-8")
+    page.write_text(with_generated(page.read_text(encoding="utf-8"), "\n".join([*written, ""])), encoding="utf-8")
 
 
 def picture(name: str, about: str, drawn: str) -> list[str]:
