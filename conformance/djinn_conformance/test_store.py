@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from djinn_lib_server.kinds import ModelStoreFactory, StoreSample, TensorExtent
+from djinn_lib_service.stored_models import KeepReply
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,3 +156,27 @@ def test_damage_refused(subject: Subject, plugin: ModelStoreFactory, make: Make,
         length = math.prod(extent.size) * getattr(torch, extent.dtype).itemsize
         expect(0 <= extent.begin <= extent.end <= len(data) and extent.end - extent.begin == length,
                f"where {tensor!r} lies", got=extent, wanted=f"{length} bytes of {len(data)}", where=str(subject))
+
+
+def _send(store: Any, tenant: str, data: bytes) -> None:
+    digest, reply = hashlib.sha256(data).hexdigest(), KeepReply()
+    while not (reply.is_stored or reply.problem):
+        reply = store.receive(tenant, digest, tenant, reply.position, len(data), data[reply.position:][:60])
+
+
+@law("store.keeps_parts", effort=0.3)
+@given(sent=st.lists(st.tuples(st.sampled_from(["b", "c"]), st.integers(0, 20)), min_size=1, max_size=8))
+def test_keeps_parts(subject: Subject, plugin: ModelStoreFactory, make: Make, sent: list[tuple[str, int]]) -> None:
+    """Send files of others when a tenant has one that is as large as its part."""
+    sample = make()
+    files = [path.read_bytes() for paths in sample.files.values() for path in paths]
+    limit_bytes = 3 * max(map(len, files))
+    store: Any = plugin.open(attrs.evolve(sample.options, keep_model_bytes=limit_bytes))
+    mine = max(files, key=len)
+    digest = hashlib.sha256(mine).hexdigest()
+    _send(store, "a", mine)
+    for tenant, which in sent:
+        _send(store, tenant, files[which % len(files)])
+    with os.fdopen(store.open_kept("a", digest), "rb") as file:
+        expect_equal(hashlib.sha256(file.read()).hexdigest(), digest, "the content", str(subject))
+    expect_raises(LookupError, partial(store.open_kept, "d", digest), "open_kept of another tenant", str(subject))

@@ -261,7 +261,7 @@ class ServeOptions:
         metavar="DIR", is_path=True, shows_default=False)] = ""
     keep_model_bytes: Annotated[_Count, Option(
         "keep-models-mib", "MiB of model files that clients have sent and that stay below --models, each for its "
-                           "tenant; the least recently used go first. 0 keeps none.", unit=MIB)] = 0
+                           "tenant; tenants have equal parts. 0 keeps none.", unit=MIB)] = 0
     peers: Annotated[str, Option(
         "peers", "Servers that sessions may send values to. Default: this machine only, and none if other "
                  "machines can reach this server.", metavar="HOST[,HOST|CIDR...]", shows_default=False)] = ""

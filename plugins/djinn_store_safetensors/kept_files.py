@@ -1,7 +1,8 @@
 """Files that clients have sent, kept for their tenant: found by digest alone, and bounded.
 
-They lie in ``.kept`` in the folder of models, in a folder for each tenant, named by their digests. A file arrives in
-pieces. It gets its name once all of it is there and has that digest, so a name never stands for anything else.
+They lie in ``.kept`` in the folder of models, in a folder for each tenant, named by their digests. Tenants have equal
+parts of the limit. A file arrives in pieces. It gets its name once all of it is there and has that digest, so a name
+never stands for anything else.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import errno
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import re
 import threading
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import attrs
@@ -34,6 +37,8 @@ WAIT_S = 0.25
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("djinn.server")
 _Identity = tuple[int, int, int, int]
+_Loser = tuple[float, int, Path]
+"""When a file was used, its size and its path."""
 
 
 def _identity(file: int | Path) -> _Identity:
@@ -145,7 +150,7 @@ class KeptFiles:
         arriving.at = time.monotonic()
         if arriving.size_bytes != size_bytes or begin != arriving.position or begin + len(data) > size_bytes:
             return KeepReply(arriving.position)
-        self._make_room(len(data))
+        self._make_room(path, arriving, len(data))
         _write(arriving.descriptor, data)
         arriving.content.update(data)
         arriving.position += len(data)
@@ -203,24 +208,66 @@ class KeptFiles:
             finally:
                 os.close(descriptor)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Delete the least recently used files until another piece fits, and pieces of writers that are gone."""
+    def _make_room(self, path: Path, arriving: _Arriving, size_bytes: int) -> None:
+        """Delete files until another piece of an arriving one fits, and pieces of writers that are gone."""
         now = time.monotonic()
-        for path, arriving in list(self._arriving.items()):
-            if now - arriving.at >= GONE_S:
-                self._drop(path)
-        files = sorted((_used_at(path), path.stat().st_size, path) for path in self._folder.glob(f"*/*{SUFFIX}"))
-        held_bytes = sum(size for _, size, _ in files) + sum(each.position for each in self._arriving.values())
-        for _, size, path in files:
-            if held_bytes + size_bytes <= self._limit_bytes:
+        for other, each in list(self._arriving.items()):
+            if now - each.at >= GONE_S and each is not arriving:
+                self._drop(other)
+        space, losers = self._losers(path, arriving.size_bytes - arriving.position)
+        for size, loser in losers:
+            if space >= size_bytes:
                 return
-            path.unlink(missing_ok=True)
-            path.with_suffix(".used").unlink(missing_ok=True)
-            self._known.pop(path, None)
-            held_bytes -= size
+            self._drop(loser)
+            loser.unlink(missing_ok=True)
+            loser.with_suffix(".used").unlink(missing_ok=True)
+            self._known.pop(loser, None)
+            space += size
             _log.info("a kept file of %d bytes is dropped to make room", size)
-        if held_bytes + size_bytes > self._limit_bytes:
-            raise OSError(errno.ENOSPC, "other files arrive, and there is no room for this one")
+
+    def _losers(self, path: Path, rest_bytes: int) -> tuple[int, list[tuple[int, Path]]]:
+        """Choose which files must be deleted for the rest of an arriving one, the first ones first.
+
+        Every tenant that has files has an equal part of the limit, and may use what others leave. A tenant over its
+        part loses its own least recently used files. One within its part takes room from those over theirs, beginning
+        with the one that has most.
+
+        Returns:
+            How many bytes are free, and the files with their sizes.
+
+        Raises:
+            OSError: Files of other tenants leave no room.
+        """
+        mine, files = path.parent, self._deletable(path.parent)
+        arriving = [each for other, each in self._arriving.items() if other.parent == mine]
+        held = {tenant: sum(size for _, size, _ in each) for tenant, each in files.items()}
+        space = self._limit_bytes - sum(held.values()) - sum(each.position for each in arriving)
+        held[mine] += sum(each.size_bytes for each in arriving)
+        part, found, missing_bytes = self._limit_bytes // len(held), list[tuple[int, Path]](), rest_bytes - space
+        while missing_bytes > 0:
+            over = [tenant for tenant, each in files.items() if each and held[tenant] > (
+                part if tenant == mine else max(part, held[mine]))]
+            if not over:
+                raise OSError(errno.ENOSPC, "files of other tenants, which have equal parts, leave no room for it")
+            tenant = mine if mine in over else max(over, key=held.__getitem__)
+            _, size, loser = files[tenant].pop()
+            held[tenant] -= size
+            missing_bytes -= size
+            found.append((size, loser))
+        return space, found
+
+    def _deletable(self, mine: Path) -> dict[Path, list[_Loser]]:
+        """List the files of each tenant that may be deleted for a file of one of them; the first ones last."""
+        files = defaultdict[Path, list[_Loser]](list, {mine: []})
+        for file in self._folder.glob(f"*/*{SUFFIX}"):
+            files[file.parent].append((_used_at(file), file.stat().st_size, file))
+        for other, each in self._arriving.items():
+            if other.parent != mine:
+                # Otherwise, files that never arrive would keep the others out.
+                files[other.parent].append((math.inf, each.position, other))
+        for found in files.values():
+            found.sort(reverse=True)
+        return files
 
     def _path(self, tenant: str, digest: str) -> Path:
         # The digest was checked, or comes from a worker: it must not lead anywhere else.

@@ -161,6 +161,7 @@ class SafetensorsStores:
     """Opens the store ``safetensors``."""
 
     name = "safetensors"
+    capabilities = ("keeping",)
 
     def open(self, options: ServeOptions) -> SafetensorsStore | None:
         """Open the folder of ``--models``, and begin to digest its files."""

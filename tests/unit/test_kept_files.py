@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 LIMIT = 3000
-FILES = [save({"x": torch.full((250,), float(number))}) for number in range(3)]
+FILES = [save({"x": torch.full((250,), float(number))}) for number in range(5)]
 """Of about 1,100 bytes."""
 DIGESTS = [hashlib.sha256(data).hexdigest() for data in FILES]
 
@@ -109,6 +109,45 @@ def test_the_least_recently_used_file_goes_first_and_the_limit_holds(tmp_path: P
     os.close(opened)
     assert send(kept, FILES[2], DIGESTS[2]).is_stored
     assert names(tmp_path) == sorted(DIGESTS[number] + ".safetensors" for number in (1, 2))
+
+
+def use_up(folder: Path, kept: KeptFiles, numbers: tuple[int, ...], tenant: str) -> None:
+    """Send files of a tenant, the first of which was used longest ago."""
+    for number in numbers:
+        assert send(kept, FILES[number], DIGESTS[number], tenant=tenant).is_stored
+        for path in folder.glob("*/*/*.used"):
+            used = path.stat().st_mtime - 1
+            os.utime(path, (used, used))
+
+
+def test_a_tenant_takes_room_from_those_over_their_parts_and_from_no_others(tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path, 5 * len(FILES[0]))
+    use_up(tmp_path, kept, (0, 1, 2, 3), "many")
+    use_up(tmp_path, kept, (0, 1), "few")
+    with pytest.raises(LookupError):
+        kept.open("many", DIGESTS[0])
+    for number in (2, 3, 4):
+        # From here on, each has its part: who sends more loses files of its own.
+        assert send(kept, FILES[number], DIGESTS[number], tenant="few").is_stored
+        assert [content(kept, DIGESTS[each], "many") for each in (2, 3)] == FILES[2:4]
+    assert content(kept, DIGESTS[4], "few") == FILES[4]
+    assert len(names(tmp_path)) == 5
+
+
+def test_a_file_larger_than_what_others_leave_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path, 3 * len(FILES[0]))
+    use_up(tmp_path, kept, (0,), "a")
+    large = save({"x": torch.zeros(2 * 250 + 80)})
+    assert "equal parts" in kept.receive("b", hashlib.sha256(large).hexdigest(), "two", 0, len(large), b"").problem
+    assert content(kept, DIGESTS[0]) == FILES[0]
+
+
+def test_files_that_never_arrive_keep_no_other_tenant_out(tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path, LIMIT)
+    for number in (0, 1, 2):
+        assert kept.receive("slow", DIGESTS[number], "one", 0, 1000, bytes(999)).position == 999
+    assert send(kept, FILES[0], DIGESTS[0]).is_stored
+    assert content(kept, DIGESTS[0]) == FILES[0]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), st.integers(0, 1200), st.integers(0, 700)), max_size=12))

@@ -66,8 +66,14 @@ class ModelStore(Protocol):
 class SupportsKeeping(Protocol):
     """Optional members of a `ModelStore` that keeps files of clients. A tenant finds its own, by their digests alone.
 
+    Tenants that have files have equal parts of the limit. A tenant that is within its part takes room from the others,
+    and loses no files to them.
+
     Concurrency:
         Any thread.
+
+    Laws:
+        store.keeps_parts
     """
 
     keep_bytes: int

@@ -10,7 +10,7 @@ from typing import Any
 
 from djinn_lib_server.kinds import StoreSample, TensorExtent
 from djinn_lib_server.options import ServeOptions
-from djinn_lib_service.stored_models import StoredFile, StoredModel
+from djinn_lib_service.stored_models import KeepReply, StoredFile, StoredModel
 
 from djinn.hookspecs import hookimpl
 
@@ -21,6 +21,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "opens-names": ("store.opens_listed_only", set()),
     "begins-early": ("store.tensors_exact", set()),
     "believes-the-header": ("store.damage_refused", {"store.damage_named"}),
+    "keeps-the-last": ("store.keeps_parts", set()),
 }
 """Name of each broken store, the law that it breaks, and others that it may break as a consequence."""
 HEAD_BYTES = 8
@@ -42,6 +43,8 @@ class _Store:
         self._flaw = flaw
         self._folder = folder
         self._digests: dict[Path, str] = {}
+        self._kept: dict[tuple[str, str], bytes] = {}
+        """As much of the files of clients as has arrived; none is ever dropped."""
 
     def models(self) -> list[StoredModel]:
         paths = sorted(self._folder.glob("*.bin"))
@@ -67,8 +70,24 @@ class _Store:
                 return os.open(path, os.O_RDONLY)
         raise LookupError(f"No file {digest}.")
 
+    def open_kept(self, tenant: str, digest: str) -> int:
+        if (tenant, digest) not in self._kept:
+            raise LookupError(f"No file {digest}.")
+        read, write = os.pipe()
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(self._kept[tenant, digest])
+        return read
+
+    def receive(self, tenant: str, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:
+        if self._flaw == "keeps-the-last" and begin == 0:
+            self._kept.clear()
+        self._kept[tenant, digest] = self._kept.get((tenant, digest), b"")[:begin] + data
+        return KeepReply(begin + len(data), is_stored=begin + len(data) == size_bytes)
+
 
 class _Factory:
+    capabilities = ("keeping",)
+
     def __init__(self, flaw: str) -> None:
         self.name = self._flaw = flaw
 
