@@ -406,7 +406,7 @@ def _open_backend(context: BackendContext, connections: Sequence[Connection], ta
     """Make the backend for some executors: the kernel's own for one, unless another is chosen."""
     for wrapper in reversed(context.plugins.hook.djinn_wrap_connection(context=context)):
         connections = list(map(wrapper, connections))
-    if len(connections) > 1 or "backend" in context.plugins.selection.chosen:
+    if len(context.settings(Config).addresses) > 1 or "backend" in context.plugins.selection.chosen:
         made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
         return made
     return SingleBackend(connections[0], tape, released, context.arrange, context.pace, context.settings(Config).debug,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial, reduce
 
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.placing import Placement
-from djinn_lib_schedule.profiles import identity_of, load
 from djinn_lib_schedule.semantics import with_meaning
 
 from djinn.ir.tape import Tape
@@ -16,7 +16,7 @@ from djinn.kinds import Backend, BackendContext, Connection
 from djinn.settings import Config
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.loads import FleetLoads
-from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, FleetMember
+from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, member_of
 
 
 class FleetFactory:
@@ -36,18 +36,22 @@ class FleetFactory:
         is_explicit = settings.placement == "explicit"
         loads = FleetLoads(connections, are_read=not is_explicit)
         placement = ExplicitPlacement() if is_explicit else _automatic(connections, context, loads)
-        fleet = Fleet(connections, tape, released, placement, loads, context.pace, is_debugging=settings.debug)
+        fleet = Fleet(connections, tape, released, placement, loads, context.pace, partial(_wrapped, context),
+                      is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
         fleet.introduce()
         return fleet
 
 
 def _automatic(connections: Sequence[Connection], context: BackendContext, loads: FleetLoads) -> Placement:
-    found = [load(identity_of(connection)) for connection in connections]
-    members = [FleetMember(f"{context.device.type}:{index}", connection.welcome, known.profile,
-                           home_link=known.home_link)
-               for index, (connection, known) in enumerate(zip(connections, found, strict=True))]
+    members = [member_of(f"{context.device.type}:{index}", connection) for index, connection in enumerate(connections)]
     return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated, loads)
+
+
+def _wrapped(context: BackendContext, connection: Connection) -> Connection:
+    """Wrap a connection as the session wraps those that it begins with."""
+    wrappers = reversed(context.plugins.hook.djinn_wrap_connection(context=context))
+    return reduce(lambda plain, wrap: wrap(plain), wrappers, connection)
 
 
 def _annotated(graph: Graph) -> Graph:

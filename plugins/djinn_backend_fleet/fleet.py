@@ -26,6 +26,7 @@ from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
 from djinn_backend_fleet.loads import FleetLoads
+from djinn_backend_fleet.placement import AutomaticPlacement
 from djinn_backend_fleet.views import view_chain
 
 
@@ -43,6 +44,7 @@ class Fleet:
         placement: Decides which executor runs what.
         loads: Learns how busy the executors are.
         pace: Decides when to submit.
+        wrap: Wraps the connection to an executor that is added later.
         is_debugging: Whether the lines of user code are kept.
 
     Concurrency:
@@ -51,13 +53,12 @@ class Fleet:
 
     def __init__(
         self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement,
-        loads: FleetLoads, pace: AdaptiveFlush, *, is_debugging: bool,
+        loads: FleetLoads, pace: AdaptiveFlush, wrap: Callable[[Connection], Connection], *, is_debugging: bool,
     ) -> None:
-        reported: set[tuple[str, int]] = set()
-        # Each part keeps the order in which it was placed.
-        self.executors = [SingleBackend(connection, Tape(), deque(), None, pace, is_debugging, reported)
-                          for connection in connections]
-        self.address = ", ".join(executor.address for executor in self.executors)
+        self._pace = pace
+        self._is_debugging = is_debugging
+        self._reported: set[tuple[str, int]] = set()
+        self.executors = list(map(self._opened, connections))
         self.welcome = self.executors[0].welcome
         self.where = Directory(len(self.executors))
         self.materializations = 0
@@ -68,7 +69,7 @@ class Fleet:
         self._released = released
         self.placement = placement
         self._loads = loads
-        self._pace = pace
+        self._wrap = wrap
         self._dead: set[int] = set()
         self._transfers = itertools.count(1)
         self._peers: set[tuple[int, int]] = set()
@@ -77,6 +78,11 @@ class Fleet:
         self._leaving: deque[tuple[int, int]] = deque()
         self._position = 0
         self._interrupt: BaseException | None = None
+
+    @property
+    def address(self) -> str:
+        """The addresses of all executors."""
+        return ", ".join(executor.address for executor in self.executors)
 
     @property
     def nodes_sent(self) -> int:
@@ -128,16 +134,58 @@ class Fleet:
             PeerError: One cannot reach another.
             ConfigurationError: Their devices are of different kinds, or their PyTorch releases differ.
         """
+        self._check_alike()
+        for source, target in itertools.permutations(range(len(self.executors)), 2):
+            self._introduce(source, target)
+        self.synchronize()
+        self._loads.refresh(self.executors)
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether another executor can be added now: the placement for all of the session's work must decide."""
+        return isinstance(self.placement, AutomaticPlacement)
+
+    def add(self, connection: Connection) -> None:
+        """Let another executor take part in new work; see `djinn_lib_schedule.placing.SupportsJoining`."""
+        newest, placement = len(self.executors), self.placement
+        assert isinstance(placement, AutomaticPlacement)
+        self.executors.append(self._opened(self._wrap(connection)))
+        try:
+            self._check_alike()
+            for other in range(newest):
+                self._introduce(other, newest)
+                self._introduce(newest, other)
+            self._synchronize_all()
+        except BaseException:
+            # The others may know its number already; the next executor with this number replaces it there.
+            del self.executors[newest]
+            raise
+        self.where.held_bytes.append(0)
+        self._loads.add(connection)
+        placement.add(connection)
+
+    def _opened(self, connection: Connection) -> SingleBackend:
+        # Each part keeps the order in which it was placed.
+        return SingleBackend(connection, Tape(), deque(), None, self._pace, self._is_debugging, self._reported)
+
+    def _synchronize_all(self) -> None:
+        """Wait for all executors. The first failure is raised at the end, and none is reported later."""
+        failures: list[Exception] = []
+        for link in self.executors:
+            try:
+                link.synchronize()
+            except Exception as error:  # noqa: BLE001  # raised below
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _check_alike(self) -> None:
         described = {"device": {device_of(link.welcome).kind for link in self.executors},
                      "torch": {str(link.welcome.torch) for link in self.executors}}
         for attribute, kinds in described.items():
             if len(kinds) > 1:
                 raise ConfigurationError(f"The servers of one session have to be alike, their {attribute}s are "
                                          f"{' and '.join(sorted(kinds))}.", hint="Serve them alike.")
-        for source, target in itertools.permutations(range(len(self.executors)), 2):
-            self._introduce(source, target)
-        self.synchronize()
-        self._loads.refresh(self.executors)
 
     def flush(self) -> None:
         """Send everything pending to all executors."""

@@ -40,12 +40,20 @@ class FleetLoads:
     """
 
     def __init__(self, connections: Sequence[Connection], *, are_read: bool) -> None:
-        sessions = [connection.welcome.sessions for connection in connections]
-        self._loads = [count / (count + 1) for count in sessions]
-        self._asked_s = [_LONG_AGO] * len(sessions)
-        self._sent = [(0, _LONG_AGO)] * len(sessions)
+        self._loads: list[float] = []
+        self._asked_s: list[float] = []
+        self._sent: list[tuple[int, float]] = []
         """By executor: how many operations it was sent, and when that was noticed; long ago if they are answered."""
         self._are_read = are_read
+        for connection in connections:
+            self.add(connection)
+
+    def add(self, connection: Connection) -> None:
+        """Track another executor, too."""
+        sessions = connection.welcome.sessions
+        self._loads.append(sessions / (sessions + 1))
+        self._asked_s.append(_LONG_AGO)
+        self._sent.append((0, _LONG_AGO))
 
     def of(self, executor: int) -> float:
         """Return the fraction of the time in which an executor is busy with other sessions' work."""

@@ -14,11 +14,13 @@ from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.placing import Placed, ValueDirectory
+from djinn_lib_schedule.profiles import identity_of, load
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
+from djinn.kinds import Connection
 from djinn.session.programs import lay_out
 from djinn.wire.messages import Welcome
 from djinn_backend_fleet.loads import FleetLoads
@@ -85,6 +87,12 @@ class FleetMember:
         return self.welcome.memory_bytes or None
 
 
+def member_of(name: str, connection: Connection) -> FleetMember:
+    """Describe an executor by its greeting, and by what is stored about its speed."""
+    known = load(identity_of(connection))
+    return FleetMember(name, connection.welcome, known.profile, home_link=known.home_link)
+
+
 class AutomaticPlacement:
     """Placement by a scheduler: all executors form one device, and semantics, memory and speed decide.
 
@@ -116,6 +124,12 @@ class AutomaticPlacement:
         self._preference = self._ranked()
         self._filling = 0
         self._pinned: int | None = None
+
+    def add(self, connection: Connection) -> None:
+        """Place new work on another executor, too. What is uploaded next stays where others are as long as it fits."""
+        kind = self._members[0].id.partition(":")[0]
+        self._preference.append(len(self._members))
+        self._members.append(member_of(f"{kind}:{len(self._members)}", connection))
 
     def _ranked(self) -> list[int]:
         """List the less busy executors first."""

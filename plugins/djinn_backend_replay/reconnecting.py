@@ -13,6 +13,7 @@ from djinn_lib_interrupts.interrupts import sleep, through
 
 from djinn.errors import DjinnError, TokenEndedError, TransportError
 from djinn.kinds import Connection
+from djinn_backend_replay.returning import ReturnWatch
 
 log = logging.getLogger("djinn.recovery")
 
@@ -35,6 +36,7 @@ class Reconnector:
         falls_back: Whether an executor in this process may take over if no server comes back.
         fallbacks: How often that has happened.
         failover_s: How long servers may take to come back while another one answers, which can do their work.
+        returning: Looks for the servers that the last connections leave out.
     """
 
     addresses: Sequence[str]
@@ -44,6 +46,10 @@ class Reconnector:
     falls_back: bool
     fallbacks: int = 0
     failover_s: float = 5.0
+    returning: ReturnWatch = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.returning = ReturnWatch(self.open)
 
     def connect(self) -> list[Connection]:
         """Connect to each server, and retry until the time is over.
@@ -84,6 +90,7 @@ class Reconnector:
 
     def _filled(self, found: list[Connection | None], reason: str) -> list[Connection]:
         reached = [connection for connection in found if connection is not None]
+        self.returning.watch(())
         if not reached:
             return [self._fallback(reason)]
         if len(reached) < len(found) and self.fills_up:
@@ -93,6 +100,8 @@ class Reconnector:
                     log.warning(_REPLACED, self.addresses[index], others[index % len(others)])
                     found[index] = self.open(others[index % len(others)])
             return [connection for connection in found if connection is not None]
+        self.returning.watch([address for address, connection in zip(self.addresses, found, strict=True)
+                              if connection is None])
         return reached
 
     def _fallback(self, reason: str) -> Connection:

@@ -7,10 +7,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from djinn_lib_schedule.placing import Placement, SupportsPlacement
+from djinn_lib_schedule.placing import Placement, SupportsJoining, SupportsPlacement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn import errors
@@ -461,6 +462,27 @@ class PlacingRecovering(Recovering):
     def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
         """Describe the executors to a scheduler."""
         return self._placing(self._hands).devices(values)
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters."""
+        return {**super().stats(), "servers_returned": self._counts["servers_returned"]}
+
+    def _asked(self, slots: Sequence[Slot], ask: Callable[[ReplayTarget], _T]) -> _T:
+        """Request an answer; before, let a server take part again that is back."""
+        returning, backend = self._reconnector.returning, self._hands.backend
+        if returning.is_due and self._is_alive and isinstance(backend, SupportsJoining) and backend.may_grow:
+            address = returning.look(partial(self._take_again, backend))
+            if address:
+                self._counts["servers_returned"] += 1
+                log.warning("%s is back, and takes part in new work", address)
+        return super()._asked(slots, ask)
+
+    def _take_again(self, backend: SupportsJoining, connection: Connection) -> None:
+        if not self._settle():
+            raise TransportError("Another server died meanwhile.")
+        meter = MeteredConnection(connection)
+        backend.add(meter)
+        self._meters = [*self._meters, meter]
 
     @staticmethod
     def _placing(hands: ReplayTarget) -> SupportsPlacement:

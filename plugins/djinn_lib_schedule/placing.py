@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from djinn.ir.tape import Node
-from djinn.kinds.backend import Backend
+from djinn.kinds import Backend, Connection
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
 
-__all__ = ("Placed", "Placement", "SupportsPlacement", "ValueDirectory", "pinned")
+__all__ = ("Placed", "Placement", "SupportsJoining", "SupportsPlacement", "ValueDirectory", "pinned")
 
 Placed: TypeAlias = list[tuple[Node, int]]
 """Nodes in the order in which they run, each with the position of its executor."""
@@ -105,6 +105,27 @@ class SupportsPlacement(Backend, Protocol):
 
     def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
         """Describe the executors to a scheduler; see `Placement.devices`."""
+
+
+@runtime_checkable
+class SupportsJoining(Protocol):
+    """A backend that another executor can join while it holds values."""
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether one can join now."""
+
+    def add(self, connection: Connection) -> None:
+        """Let another executor take part in new work. All submitted work must have been answered.
+
+        Args:
+            connection: To the executor; owned by the backend, unless this raises.
+
+        Raises:
+            PeerError: It cannot be reached from the others, or they from it. Nothing is changed then.
+            ConfigurationError: It is not like the others.
+            TransportError: A connection is gone.
+        """
 
 
 @contextmanager

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
+from djinn_backend_replay import returning
+from djinn_backend_replay.returning import ReturnWatch
 from djinn_conformance.crashes import let_die
 from djinn_lib_schedule.wrapping import unwrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn
+from djinn.errors import TransportError
 from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
@@ -151,3 +156,72 @@ def test_random_programs_survive_deaths_at_random_places(data: st.DataObject) ->
         assert not unwrapped(session.backend).journal.live
     finally:
         djinn.shutdown()
+
+
+class FleetPair(Pair):
+    """The same on several executors, of which some are gone for a while."""
+
+    def __init__(self, session: Session, data: st.DataObject) -> None:
+        super().__init__(session, data)
+        self.gone = 0
+        self.tries = 0
+        reconnector = unwrapped(session.backend)._reconnector
+        opens = reconnector.open
+
+        def reach(address: str, servers: int = 3) -> Any:
+            self.tries += 1
+            if self.tries % servers < self.gone:
+                raise TransportError("Nobody answers.")
+            return opens(address)
+
+        reconnector.open = reach
+        reconnector.returning = ReturnWatch(partial(reach, servers=1))
+
+    def disturb(self) -> None:
+        """Let servers go and come back, and place what follows anywhere."""
+        kind = self.draw("fewer", "back", "pin", "other")
+        if kind == "other":
+            super().disturb()
+        elif kind == "pin":
+            self.session.flush()
+            unwrapped(self.session.backend).pin(self.draw(None, 0, len(self.session.backend.executors) - 1))
+        else:
+            self.gone = 0
+            if kind == "fewer":
+                self.lose(self.draw(1, 2), self.draw(0, 1, 2), delivers=self.draw(False, True))
+
+    def lose(self, servers: int, messages: int = 0, *, delivers: bool = False) -> None:
+        """Let all servers die, of which this many do not come back at once."""
+        self.gone, self.tries = servers, -1
+        let_die(self.session, messages, delivers=delivers)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=EXAMPLES // 2)
+def test_random_programs_survive_servers_that_go_and_come_back(data: st.DataObject) -> None:
+    torch.manual_seed(0)
+    session = djinn.init(servers=["local://"] * 3, placement="automatic", recovery="replay", device="cpu",
+                         flush_every=data.draw(st.sampled_from([1, "auto"])), recovery_timeout_s=0.2,
+                         failover_timeout_s=1e-6, log_level="ERROR")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(returning, "EVERY_S", 0.0)
+        patch.setattr(returning, "SHARE", 1e9)
+        try:
+            pair = FleetPair(session, data)
+            pair.create()
+            for _ in range(data.draw(st.integers(5, 40))):
+                getattr(pair, pair.draw("create", "view", "write", "compute", "free", "read", "disturb",
+                                        "disturb"))()
+            pair.lose(1)
+            pair.check()
+            pair.gone, before = 0, session.stats()["servers_returned"]
+            pair.check()
+            pair.check()
+            assert session.stats()["servers_returned"] == before + 1
+            assert len(session.backend.executors) == 3
+            unwrapped(session.backend).pin(2)
+            for made in list(pair.made):
+                pair.both(lambda _, x: x + 1, made)
+            pair.check()
+        finally:
+            djinn.shutdown()

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.servers.crashes import DEVICE, trained
+from djinn_backend_replay import returning
+from support.servers.crashes import DEVICE, free_port, trained
 from support.servers.serving import children_of
 
 import djinn
-from djinn.errors import TransportError
+from djinn.errors import OutOfMemoryError, TransportError
 
 FAILOVER_S = 0.3
 
@@ -24,6 +25,13 @@ FAILOVER_S = 0.3
 @pytest.fixture
 def servers(start_server: Callable[..., Any]) -> Iterator[list[Any]]:
     yield [start_server() for _ in range(2)]
+    djinn.shutdown()
+
+
+@pytest.fixture
+def limited(start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    monkeypatch.setattr(returning, "EVERY_S", 0.0)
+    yield [start_server("--memory-mib", "16", "--port", str(free_port())) for _ in range(2)]
     djinn.shutdown()
 
 
@@ -71,6 +79,33 @@ def test_a_session_begins_though_one_of_two_servers_is_gone(
     assert (one + other.to(DEVICE)).tolist() == [2, 2, 2]
     assert djinn.stats()["local_fallbacks"] == 0
     assert f"{servers[1].address} does not answer; {servers[0].address} does its work as well" in caplog.text
+
+
+def test_a_server_that_is_back_takes_part_in_new_work(limited: list[Any], start_server: Callable[..., Any]) -> None:
+    session = start(limited, placement="automatic")
+    session.seed(3)
+    mine = torch.Generator().manual_seed(3)
+    large = torch.arange(5.0 * 2**19)  # 10 MiB: a server has memory for one
+    first, drawn = large.to(DEVICE), torch.rand(7, device=DEVICE)
+    view = first[:9]
+    assert torch.equal(drawn.cpu(), torch.rand(7, generator=mine))
+    kill(limited[0])
+    assert torch.equal(view.cpu(), large[:9])
+    assert [executor.address for executor in session.backend.executors] == [limited[1].address]
+    with pytest.raises(OutOfMemoryError):
+        large.to(DEVICE)
+    start_server("--memory-mib", "16", "--port", limited[0].address.rpartition(":")[2])
+    while not djinn.stats()["servers_returned"]:
+        assert torch.equal((view + 1).cpu(), large[:9] + 1)
+    addresses = [executor.address for executor in session.backend.executors]
+    assert addresses == [limited[1].address, limited[0].address]
+    second = (large + 1).to(DEVICE)
+    view.add_(second[:9])
+    for held, wanted in ((second[-9:], large[-9:] + 1), (first[:9], 2 * large[:9] + 1)):
+        drawn = torch.rand(9, device=DEVICE)
+        assert torch.equal((held * drawn).cpu(), wanted * torch.rand(9, generator=mine))
+    assert all(executor.nodes_sent for executor in session.backend.executors)
+    assert djinn.stats()["recoveries"] == 1
 
 
 def test_without_recovery_a_server_that_is_gone_is_an_error(servers: list[Any]) -> None:
