@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 from djinn_lib_cluster.asking import ask
 from djinn_lib_cluster.messages import ListServers
 from djinn_lib_server.secret_files import key_in
-from djinn_lib_service.settings import TlsSettings
+from djinn_lib_service.settings import client_authorities
 
 from djinn.errors import DjinnError
-from djinn.plugins.manager import Plugins
 
 __all__ = ("await_servers",)
 
@@ -36,7 +34,7 @@ def await_servers(directory: str, key: Path, count: int) -> str:
         ConfigurationError: The key cannot be read.
     """
     known_by = key_in(key)
-    authorities = Plugins.configured({}, os.environ).settings(TlsSettings).tls_ca
+    authorities = client_authorities()
     deadline = time.monotonic() + JOINING_S
     while why := _missing(directory, known_by, authorities, count):
         if time.monotonic() > deadline:

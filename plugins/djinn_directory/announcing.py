@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from djinn_lib_cluster.messages import (
 from djinn_lib_server.kinds.metrics import MetricsOutput, MetricsSource
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
 from djinn_lib_server.secret_files import key_in
+from djinn_lib_service.settings import client_authorities
 
 from djinn.errors import ConfigurationError
 
@@ -152,7 +152,7 @@ class Announcements:
             raise ConfigurationError("--directory needs --directory-key.",
                                      hint="Give the file that `djinn directory --key` has made.")
         # It is a setting of clients, such as this server is one of the directory.
-        authorities = os.environ.get("DJINN_TLS_CA", "")
+        authorities = client_authorities()
         if not given.address.startswith(IN_FILE) and parse(given.address).scheme == "tls":
             trusting(authorities)
         return Announcement(given.address, key_in(Path(given.key)), given.announced, authorities,

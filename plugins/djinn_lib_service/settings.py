@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import attrs
 
 from djinn.settings import Declarations, setting
 
-__all__ = ("MAX_NAME", "ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings")
+__all__ = ("MAX_NAME", "ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings",
+           "client_authorities")
 
 MAX_NAME = 128
 """Characters in the name of a session, or of a value that it keeps."""
@@ -44,6 +47,20 @@ class UploadSettings:
         "auto", help="a secret of yours: uploads of sessions with the same secret are kept by the server, and not sent "
                      "again; `auto`: this process alone, and only if the server is another machine; empty: nothing is "
                      "kept", secret=True)
+
+
+def client_authorities() -> str:
+    """Return the setting `tls_ca` of clients here, for a program that is no session and connects as a client does.
+
+    Raises:
+        ConfigurationError: A setting is unknown or has an invalid value.
+    """
+    from djinn.plugins.manager import Plugins
+    from djinn.settings.resolved import selection_of
+
+    plugins = Plugins.load(selection_of({}, os.environ), kinds=())
+    plugins.configure({}, os.environ)
+    return plugins.settings(TlsSettings).tls_ca
 
 
 def add_connection_settings(settings: Declarations) -> None:

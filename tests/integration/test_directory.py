@@ -271,7 +271,9 @@ class Idle:
 def test_servers_and_clients_follow_a_directory_that_writes_another_address(
         tmp_path: Path, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
     path, authority = tmp_path / "address", certificates().authority
-    monkeypatch.setenv("DJINN_TLS_CA", authority)
+    settings = tmp_path / "djinn.toml"
+    settings.write_text(f'tls-ca = "{authority}"\n')
+    monkeypatch.setenv("DJINN_CONFIG", str(settings))
     given = f"file:{path}"
     with pytest.raises(TransportError, match="cannot be read from"):
         parse(given)
