@@ -25,6 +25,7 @@ from djinn.kinds.cache import SubmissionCache
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
+from djinn_backend_fleet.loading import loads_first
 from djinn_backend_fleet.loads import FleetLoads
 from djinn_backend_fleet.placement import AutomaticPlacement
 from djinn_backend_fleet.views import view_chain
@@ -307,8 +308,13 @@ class Fleet:
             return
         nodes, gone = self._tape.take(wanted, self._released, self._dead)
         self.nodes_taken += len(nodes)
+        loads, rest = loads_first(without_dead(nodes, gone))
         try:
-            placed = self.placement.place(without_dead(nodes, gone), gone, self.where)
+            if loads:
+                # What reads stored weights is scheduled where they are.
+                self._distribute(self.placement.place(loads, gone, self.where), set())
+                nodes = rest
+            placed = self.placement.place(rest, gone, self.where)
         except BaseException:
             # For example, the schedule breaks a rule. Nothing has run, and nothing is lost.
             self._tape.nodes[:0] = nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -23,6 +24,7 @@ from djinn.ir.tape import Node
 from djinn.kinds import Connection
 from djinn.session.programs import lay_out
 from djinn.wire.messages import Welcome
+from djinn_backend_fleet.loading import are_loads
 from djinn_backend_fleet.loads import FleetLoads
 
 log = logging.getLogger("djinn.placement")
@@ -166,20 +168,42 @@ class AutomaticPlacement:
             # Later, a server is filled before the next one is used, so that values uploaded together stay together.
             self._ranked_by = levels
             self._preference, self._filling = self._ranked(), 0
-        for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
-            for place in chain(range(self._filling, len(self._preference)), range(self._filling)):
-                if self._has_room(self._preference[place], size_bytes, share, where):
-                    self._filling = max(place, self._filling)
-                    return self._preference[place]
+        found = self._roomy(size_bytes, where.held_bytes)
+        if found is not None:
+            return found
         held = ", ".join(f"{where.held_bytes[index]:,} of {member.memory_bytes:,} bytes on {member.id}"
                          for index, member in enumerate(self._members))
         raise OutOfMemoryError(f"A tensor of {size_bytes:,} bytes fits none of the servers; in use are {held}.",
                                hint="Free tensors, add a server, or start servers with more memory (--memory-mib).")
 
-    def _has_room(self, index: int, size_bytes: int, share: float, where: ValueDirectory) -> bool:
+    def _roomy(self, size_bytes: int, held_bytes: Sequence[int]) -> int | None:
+        """Return the executor that is being filled, or the next one that has room."""
+        for share in (1 - ROOM_FOR_ACTIVATIONS, 1.0):
+            for place in chain(range(self._filling, len(self._preference)), range(self._filling)):
+                index = self._preference[place]
+                if size_bytes <= self._left(index, share, held_bytes):
+                    self._filling = max(place, self._filling)
+                    return index
+        return None
+
+    def _left(self, index: int, share: float, held_bytes: Sequence[int]) -> float:
         member = self._members[index]
-        held_bytes = where.held_bytes[index] + member.welcome.held_bytes
-        return member.memory_bytes is None or bool(held_bytes + size_bytes <= share * member.memory_bytes)
+        if member.memory_bytes is None:
+            return math.inf
+        return share * member.memory_bytes - held_bytes[index] - member.welcome.held_bytes
+
+    def _loaded(self, nodes: Sequence[Node], where: ValueDirectory) -> Placed:
+        """Place operations that load stored tensors as if these were uploaded."""
+        held_bytes, placed = list(where.held_bytes), []
+        for node in nodes:
+            size_bytes = sum(spec.size_bytes for spec in node.signature.results if spec is not None)
+            index = self._roomy(size_bytes, held_bytes)
+            if index is None:
+                # A server may have room nevertheless: it maps files.
+                index = max(self._preference, key=lambda each: self._left(each, 1.0, held_bytes))
+            held_bytes[index] += size_bytes
+            placed.append((node, index))
+        return placed
 
     def place(self, nodes: Sequence[Node], gone: set[int], where: ValueDirectory) -> Placed:
         """Ask the scheduler, once per structure and distribution of the inputs."""
@@ -187,6 +211,8 @@ class AutomaticPlacement:
             return []
         if self._pinned is not None:
             return [(node, self._pinned) for node in nodes]
+        if are_loads(nodes):
+            return self._loaded(nodes, where)
         layout = lay_out(nodes, gone)
         spread = tuple(self._spread(number, where) for number in layout.inputs)
         key = (layout.key, spread, self._shapes(nodes), self._levels(where), self._load_levels())

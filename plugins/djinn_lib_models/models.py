@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ _PIECE_BYTES = 2**24
 """Of a file that is sent."""
 _log = logging.getLogger("djinn.models")
 _BLOB = re.compile(r"[0-9a-f]{64}")
+_DIGITS = re.compile(r"([0-9]{1,9})")
 _digests: dict[tuple[str, int, int, int], str] = {}
 
 
@@ -62,8 +63,7 @@ def load(name: str, *, revision: str = "", dtype: torch.dtype | None = None, dev
         ConfigurationError: The server has no such model, or cannot use it.
     """
     like = _like(device)
-    found = {tensor.name: made(like, tensor) for tensor in tensors_of(name, revision, device).tensors}
-    return _converted(found, dtype)
+    return _all_made(like, tensors_of(name, revision, device).tensors, dtype)
 
 
 def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: Any = None
@@ -88,7 +88,7 @@ def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
         like = _like(device)
         read = import_module("safetensors.torch").load_file(path)
         found = {name: read.pop(name).to(like.device) for name in [*read]}
-    return _converted(found, dtype)
+    return {name: _converted(tensor, dtype) for name, tensor in found.items()}
 
 
 def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None) -> dict[str, torch.Tensor] | None:
@@ -102,7 +102,7 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
     sizes = {stored.size_bytes for model in known.models for stored in model.files}
     if any(file.stat().st_size not in sizes and not 0 < file.stat().st_size <= known.keeps_bytes for file in files):
         return None
-    found: dict[str, torch.Tensor] = {}
+    found: builtins.list[StoredTensor] = []
     for file in files:
         digest = _digest_of(file)
         answer = _answer(device, f"\n{digest}")
@@ -110,9 +110,8 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
             answer = _answer(device, f"\n{digest}")
         if answer.problem or not answer.models:
             return None
-        like = _like(device)
-        found.update((tensor.name, made(like, tensor)) for tensor in answer.tensors)
-    return found
+        found += answer.tensors
+    return _all_made(_like(device), found)
 
 
 def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
@@ -153,11 +152,17 @@ def _digest_of(file: Path) -> str:
     return _digests[key]
 
 
-def _converted(found: dict[str, torch.Tensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
-    if dtype is None:
-        return found
-    return {name: tensor.to(dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
-            for name, tensor in found.items()}
+def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return tensor if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()) else tensor.to(dtype)
+
+
+def _all_made(like: torch.Tensor, tensors: Sequence[StoredTensor], dtype: torch.dtype | None = None
+              ) -> dict[str, torch.Tensor]:
+    """Record the operations that make stored tensors, layer 10 behind layer 9: servers are filled in this order."""
+    ordered = sorted(tensors, key=lambda tensor: [
+        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(tensor.name)])
+    found = {tensor.name: _converted(made(like, tensor), dtype) for tensor in ordered}
+    return {tensor.name: found[tensor.name] for tensor in tensors}
 
 
 def tensors_of(name: str, revision: str = "", device: Any = None) -> StoreAnswer:

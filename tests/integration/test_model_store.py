@@ -14,6 +14,7 @@ import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_server.models import MIN_MAPPED_BYTES
 from support.processes.warm import clean_environment
+from support.servers.fleet import fleet_of
 
 import djinn  # before safetensors, whose function it replaces
 from djinn.errors import ConfigurationError
@@ -236,6 +237,45 @@ def adapted(model: Any, prompt: torch.Tensor) -> dict[str, torch.Tensor]:
     for block in model.transformer.h:
         block.attn.c_attn = block.attn.c_attn.layer
     return result
+
+
+def mapped_bytes(running: Any, file: Path) -> int:
+    """Size of the parts of a file that a server's workers have mapped."""
+    maps = (Path(f"/proc/{worker}/maps").read_text().splitlines() for worker in running.workers)
+    ends = [line.split()[0].partition("-") for lines in maps for line in lines if line.endswith(str(file))]
+    return sum(int(end, 16) - int(begin, 16) for begin, _, end in ends)
+
+
+def test_a_model_that_fits_no_server_is_split_over_two_and_each_maps_its_part(store: Path, start_server: Any) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(5)
+    local = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=256, n_head=2, n_positions=64, vocab_size=200, bos_token_id=1,
+                                       eos_token_id=2)).eval()
+    local.save_pretrained(store / "gpt")
+    size_bytes, limit_mib = local.num_parameters() * 4, 4
+    servers = [start_server("--models", str(store), "--memory-mib", str(limit_mib)) for _ in range(2)]
+    session = djinn.init(servers=[running.address for running in servers], placement="automatic", recovery="none")
+    with torch.device("meta"):
+        remote = GPT2LMHeadModel(local.config).eval()
+    remote.load_state_dict(djinn.models.load("gpt"), strict=False, assign=True)
+    remote.tie_weights()
+    djinn.flush()
+    weights = [weight for layer in remote.transformer.h for weight in layer.parameters() if weight.dim() > 1]
+    homes = [fleet_of(session).where.home_of(weight._value.slot.number) for weight in weights]
+    assert homes == sorted(homes, reverse=homes[0] == 1), "layers that follow each other are together"
+    prompt = torch.arange(3, 6)[None]
+    with torch.inference_mode():
+        assert torch.equal(remote(prompt.to("remote_accelerator:0")).logits.cpu(), local(prompt).logits)
+    generated = remote.generate(prompt.to("remote_accelerator:0"), max_new_tokens=4, do_sample=False)
+    assert torch.equal(generated.cpu(), local.generate(prompt, max_new_tokens=4, do_sample=False))
+    parts = [mapped_bytes(running, store / "gpt" / "model.safetensors") for running in servers]
+    assert max(parts) < limit_mib * 2**20 < size_bytes, parts
+    assert sum(parts) > size_bytes * 0.9
+    counts = djinn.stats()
+    assert counts["bytes_sent"] + counts["bytes_received"] < size_bytes / 10
+    assert counts["bytes_transferred"] < size_bytes / 10, "from server to server"
+    djinn.shutdown()
 
 
 def test_a_server_without_models_says_so(session: Any) -> None:
