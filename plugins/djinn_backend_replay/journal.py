@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
+from djinn_lib_service.dropout import draws
 
 from djinn.errors import RecoveryBudgetError
 from djinn.ir.spec import TensorSpec
@@ -165,7 +166,7 @@ class Journal:
                     lost[slot.storage] = spec
                 for index in signature.writes:
                     lost.setdefault(node.inputs[index].storage, signature.operands[index])
-                if signature.is_random:
+                if draws(node):
                     lost[GENERATOR_HANDLE] = None
         unknown = TensorSpec(torch.Size(), (), 0, torch.uint8, torch.device("cpu"))
         self.entries += [UploadEntry(number, None, None, spec or unknown, "it was being computed when the session was "
@@ -314,7 +315,7 @@ def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[En
         if isinstance(entry, Node):
             signature, inputs = entry.signature, entry.inputs
             if (
-                (signature.is_random and GENERATOR in reads)
+                (GENERATOR in reads and draws(entry))
                 or any(slot.number in values for slot in entry.outputs)
                 or any(storage_of(inputs[index]) in reads for index in signature.writes)
                 or (not entry.outputs and not signature.writes and position >= journal.settled)
@@ -323,7 +324,7 @@ def needed_entries(entries: Sequence[Entry], journal: Journal, more: Sequence[En
                 for slot in inputs:
                     values.add(slot.number)
                     reads.add(storage_of(slot))
-                if signature.is_random:
+                if draws(entry):
                     reads.add(GENERATOR)
         else:
             needed[position] = _is_needed(entry, values, reads, journal)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from djinn_lib_service.dropout import draws
+
 from djinn.errors import StateLostError
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
@@ -48,7 +50,7 @@ class LostValues:
             return True
         storage_of, signature = self._journal.storage_of, node.signature
         why = next((self._why[storage] for slot in node.inputs if (storage := storage_of(slot)) in self._why), None)
-        if why is None and signature.is_random:
+        if why is None and draws(node):
             why = self._why.get(GENERATOR)
         if why is None:
             return True
@@ -57,7 +59,7 @@ class LostValues:
             self._why[storage_of(slot)] = why
         for index in signature.writes:
             self._why[storage_of(node.inputs[index])] = why
-        if signature.is_random:
+        if draws(node):
             self._why[GENERATOR] = why
         return False
 

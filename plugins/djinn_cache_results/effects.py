@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+from djinn_lib_service.dropout import dropout_numbers, may_drop
 from djinn_lib_service.operators import operator_named
 
-from djinn.ir.program import Argument, ListArgument, NumberArgument, Template
+from djinn.ir.program import Template
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
@@ -144,10 +145,9 @@ class Natures:
         operator = operator_named(template.operator)
         facts = facts_of(operator)
         hides = not shows or self._classifier.hides_effects(operator)
-        may_drop = any(name.startswith("dropout") for name in facts.argument_names)
-        repeats = not (hides or facts.changes_metadata or (is_random and not may_drop))
+        repeats = not (hides or facts.changes_metadata or (is_random and not may_drop(facts)))
         return _Nature(hides, self._classifier.shares_silently(operator), repeats,
-                       _probabilities(template, facts.argument_names))
+                       dropout_numbers(template, facts))
 
 
 def _root(slot: Slot, roots: Mapping[Slot, Slot]) -> Slot:
@@ -158,23 +158,6 @@ def _is_inside(slot: Slot, roots: Mapping[Slot, Slot], made: Mapping[Slot, Any])
     """Whether a write to a value stays inside the piece; not if the value's storage has been replaced meanwhile."""
     root = _root(slot, roots)
     return root in made and slot.storage in (root.number, slot.number)
-
-
-def _probabilities(template: Template, names: Sequence[str]) -> tuple[int, ...]:
-    """Return which numbers of a call are dropout probabilities; where they are zero, nothing is drawn."""
-    found: list[int] = []
-    position = 0
-    for name, argument in (*zip(names, template.arguments, strict=False), *template.keywords):
-        width = _count_numbers(argument)
-        found += range(position, position + width) if name.startswith("dropout") else ()
-        position += width
-    return tuple(found)
-
-
-def _count_numbers(argument: Argument) -> int:
-    if isinstance(argument, ListArgument):
-        return sum(map(_count_numbers, argument.items))
-    return int(isinstance(argument, NumberArgument))
 
 
 def _function(

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.dropout import count_numbers, dropout_numbers, may_drop
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.operators import is_as_declared, operator_named
 from djinn_lib_service.switches import Switches, check_switches, switched
@@ -16,7 +17,6 @@ from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorErro
 from djinn.ir.program import (
     Argument,
     ListArgument,
-    NumberArgument,
     Program,
     Template,
     TorchArgument,
@@ -159,27 +159,23 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
     check_switches(template.switches)
     every = [*template.arguments, *(argument for _, argument in template.keywords)]
     written: list[int] = []
-    probabilities: list[int] = []
-    position = numbers = 0
+    position = 0
     for name, argument in zip(names, every, strict=True):
         width = count_tensors(argument)
         written += range(position, position + width) if name in facts.written else ()
         position += width
-        if isinstance(argument, NumberArgument) and name.startswith("dropout"):
-            probabilities.append(numbers)
-        numbers += _count_numbers(argument)
     return BoundCall(
         function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,
         written_operands=tuple(written),
-        numbers=numbers,
+        numbers=sum(map(count_numbers, every)),
         is_random=facts.is_random,
         is_pure=_is_pure(operator, facts),
         draws=_draws(operator, facts),
         writes=not is_as_declared(operator) or bool(written_names(facts)),
-        probabilities=tuple(probabilities),
+        probabilities=dropout_numbers(template, facts),
         switches=template.switches,
     )
 
@@ -194,8 +190,7 @@ def _is_pure(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
 
 def _draws(operator: torch._ops.OpOverload, facts: SchemaFacts) -> bool:
     """Whether an operator draws random numbers, if its dropout probability is zero."""
-    may_drop = any(name.startswith("dropout") for name in facts.argument_names)
-    return torch.Tag.nondeterministic_seeded in operator.tags and not may_drop
+    return torch.Tag.nondeterministic_seeded in operator.tags and not may_drop(facts)
 
 
 def written_names(facts: SchemaFacts) -> frozenset[str]:
@@ -242,12 +237,6 @@ def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
     if argument.name not in table:
         raise ProtocolError(f"Unknown constant {argument.kind[:20]} {argument.name[:40]!r}.")
     return Resolved(table[argument.name])
-
-
-def _count_numbers(argument: Argument) -> int:
-    if isinstance(argument, ListArgument):
-        return sum(_count_numbers(item) for item in argument.items)
-    return 1 if isinstance(argument, NumberArgument) else 0
 
 
 def results_of(call: BoundCall, returned: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from djinn_backend_replay.retained import Kept
 from djinn_backend_replay.settings import RecoverySettings
 from djinn_conformance.crashes import let_die
 from djinn_lib_schedule.wrapping import unwrapped
+from torch.nn.functional import scaled_dot_product_attention
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
@@ -105,6 +106,26 @@ def test_random_numbers_go_on_behind_a_checkpoint(session: Session) -> None:
     let_die(session)
     got.append(torch.rand(2, device=DEVICE))
     assert all(torch.equal(mine.cpu(), theirs) for mine, theirs in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_attention_is_done_again_only_if_it_is_needed_or_draws(session: Session, dropout_p: float) -> None:
+    def attended(device: str) -> torch.Tensor:
+        x = torch.ones(1, 2, 8, 4, device=device)
+        for _ in range(20):
+            scaled_dot_product_attention(x + 1, x, x, dropout_p=dropout_p).sum().item()
+        return torch.rand(3, device=device)
+
+    session.seed(3)
+    attended(DEVICE)
+    journal = unwrapped(session.backend).journal
+    journal.compact()
+    assert (journal.node_count < 10) == (dropout_p == 0)
+    let_die(session)
+    got = attended(DEVICE)
+    torch.manual_seed(3)
+    attended("cpu")
+    assert torch.equal(got.cpu(), attended("cpu"))
 
 
 def test_a_view_whose_base_is_gone_is_checkpointed_with_it(session: Session) -> None:

@@ -85,6 +85,8 @@ MUTANTS = (
     # Recovery.
     mutant("write-not-made-again", "session.recovery_exact", "djinn_backend_replay.journal:needed_entries",
            "or any(storage_of(inputs[index]) in reads for index in signature.writes)", "", within=_WRITES),
+    mutant("dead-draw-not-made-again", "session.recovery_exact", "djinn_backend_replay.journal:needed_entries",
+           "(GENERATOR in reads and draws(entry))", "False", within=_DRAWS),
     mutant("checkpoint-of-older-contents-counts", "session.recovery_exact", "djinn_backend_replay.journal:_is_needed",
            "is_needed = not values.isdisjoint(entry.made)", "is_needed = False", "values -= entry.made", "pass",
            within=_WRITES),
@@ -104,7 +106,7 @@ MUTANTS = (
     mutant("copy-of-the-same-memory", "session.reuse_invisible",
            "djinn_lib_service.session_values:SessionValues._copied", "copy_of(storage)", "storage", within=_AGAIN),
     mutant("draws-used-again", "session.reuse_invisible", "djinn_cache_results.effects:Natures._examined",
-           "or (is_random and not may_drop)", "", within="create:* random:torch.rand* compute:{f}.abs*"),
+           "or (is_random and not may_drop(facts))", "", within="create:* random:torch.rand* compute:{f}.abs*"),
     mutant("kept-result-freed", "session.reuse_invisible", "djinn_cache_results.cache:ResultCache.release",
            "if piece is None:", "if True:", within="create:* compute:* drop:*"),
     # Values that are fetched in advance.
