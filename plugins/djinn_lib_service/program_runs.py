@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,7 +51,8 @@ class ProgramRuns:
         warnings: Keeps the warnings that kernels give.
         turns: Decides when programs may run; ``None`` for any time.
         spare: Room for values that grow; ``None`` if there is none.
-        undoes: Whether programs that write to values may run ahead.
+        is_limited: Whether sessions share the memory and its lock, within a limit. Then programs that write to values
+            do not run ahead.
 
     Attributes:
         lent: Addresses of memory that the last answer shares: it is not written before the next batch.
@@ -62,9 +65,9 @@ class ProgramRuns:
     def __init__(
         self, programs: DefinedPrograms, values: SessionValues, memory: SessionMemory, random: RandomState,
         failures: Failures, predictor: RunPredictor, ahead: Speculator, time: RunTime, warnings: KernelWarnings,
-        turns: Turns | None, spare: SpareRoom | None = None, *, undoes: bool = False,
+        turns: Turns | None, spare: SpareRoom | None = None, *, is_limited: bool,
     ) -> None:
-        self._undoes = undoes
+        self._is_limited = is_limited
         self.lent: set[int] = set()
         self._spare = spare
         self._programs = programs
@@ -77,7 +80,9 @@ class ProgramRuns:
         self._ahead = ahead
         self._execute = memory.with_room_to_run(self._executed)
         self._warnings = warnings
-        self._in_turn = time.of if turns is None else partial(_in_turn, turns, time)
+        self._in_turn = time.of if turns is None or is_limited else partial(_in_turn, turns, time)
+        self._turn: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if turns is None or not is_limited else partial(_turn_without, memory.lock, turns))
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
         self.skipped = 0
@@ -133,7 +138,8 @@ class ProgramRuns:
                                 f"{len(run.inputs)} and {len(run.outputs)}.")
         if GENERATOR_HANDLE in run.outputs:
             raise ProtocolError("Handle 0 is reserved.")
-        return self._execute(known, run)
+        with self._turn():
+            return self._execute(known, run)
 
     def _executed(self, known: DefinedProgram, run: Run) -> list[Any]:
         """Run a program on inputs that are ready."""
@@ -201,7 +207,12 @@ class ProgramRuns:
 
     def run_ahead(self) -> bool:
         """Run the program that is most likely to be requested next; return whether there was one."""
-        return self._ahead.go(self._table.get, self._computed_ahead)
+        try:
+            with self._turn():
+                return self._ahead.go(self._table.get, self._computed_ahead)
+        except DjinnError:
+            # There are no turns for it any more.
+            return False
 
     def _computed_ahead(self, run: Run, inputs: list[Any]) -> RunAhead | None:
         """Run ahead; return ``None`` if that cannot be done, or would have another effect, a failure or a warning."""
@@ -264,7 +275,7 @@ class ProgramRuns:
 
     def _can_undo(self, program: Any, inputs: Sequence[Any], numbers: Sequence[Any]) -> bool:
         """Whether a run may write to values before it is requested: none of them is being sent."""
-        if not (self._undoes and isinstance(program, SupportsUndo) and program.can_undo(numbers)):
+        if self._is_limited or not (isinstance(program, SupportsUndo) and program.can_undo(numbers)):
             return False
         written = [value for position, value in enumerate(inputs) if position in program.effects.written]
         return not any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.lent
@@ -275,5 +286,23 @@ def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[
     turns.begin()
     try:
         return time.of(run)
+    finally:
+        turns.end()
+
+
+@contextmanager
+def _turn_without(lock: threading.RLock, turns: Turns) -> Iterator[None]:
+    """Wait for a turn without a lock that is held once: sessions that share it wait for their turns at the same time.
+
+    Otherwise their turns would follow one another as they get the lock, and a worker would give its turn at the device
+    back after each program, since no other session could wait for the next one.
+    """
+    lock.release()
+    try:
+        turns.begin()
+    finally:
+        lock.acquire()
+    try:
+        yield
     finally:
         turns.end()

@@ -96,7 +96,7 @@ class SessionService:
         self._programs = DefinedPrograms(executor, self._failures, allowance, watch, spare)
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
                                  self._predictor, self.ahead, self._run_time, self._warnings, turns, spare,
-                                 undoes=manager is None)
+                                 is_limited=self._is_limited)
         self._peers = PeerValues(post, self._values, self.memory, random, self._failures)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())
@@ -208,7 +208,7 @@ class SessionService:
         return answer
 
     def _carry_out(self, command: Command) -> None:
-        """Carry out a command. The memory's lock is held, except while the session waits for another session."""
+        """Carry out a command. The memory's lock is held, except while the session waits for another, or for a turn."""
         carry_out = self._here.get(type(command))
         if carry_out is None:
             self._elsewhere[type(command)](command)

@@ -9,14 +9,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_server.limits import Limits
+from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.retry import MAX_TRIES, patiently
+from djinn_lib_service.service import SessionService
+from djinn_memory_tiered.manager import TieredManager
 from djinn_server.run_queue import RunQueue, SessionSlot
+from support.memory.room import DEFINE, open_executor
 
 from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
-from djinn.wire.messages import Batch, Free, Run
+from djinn.wire.messages import Batch, Free, Run, Upload
+from djinn.wire.tensors import header_of
 
 RUN = Run(1, (), [], ())
 DECODE = ExecutionPhase.LLM_DECODE
@@ -148,6 +154,35 @@ def test_a_worker_asks_once_keeps_its_turn_and_gives_it_back_when_it_is_wanted()
     line.recalled(7, 5.0)
     assert gateway.said == ["ask", (7, False)], "nothing is to be run"
     assert place.is_wanted
+
+
+def test_sessions_that_share_memory_wait_for_their_turns_at_the_same_time() -> None:
+    """If one of them kept the others away, the worker would give each turn back as if no other program waited."""
+    gateway = Gateway()
+    line = RunQueue(gateway)
+    executor = open_executor()
+    manager = TieredManager(executor, MemoryOptions(10**6))
+    batch = Batch([*DEFINE, Upload(1, header_of(torch.ones(2))), Run(1, (1, 1), [], (2,))], fetch=(2,))
+    answers: list[Any] = []
+
+    def work() -> None:
+        place = line.open()
+        service = SessionService(executor, manager=manager, turns=place)
+        place.received(batch)
+        answers.append(service.handle(batch, [torch.ones(2)]))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: line._waiting == 2)
+    line.granted(7)
+    line.recalled(7, 0.0)
+    wait_for(lambda: (7, True) in gateway.said)
+    line.granted(8)
+    for thread in threads:
+        thread.join(10)
+    assert [data[0].tolist() for _, data in answers] == [[2.0, 2.0]] * 2
+    assert gateway.said == ["ask", (7, True)]
 
 
 def test_a_recalled_turn_is_given_back_after_its_time_and_not_before() -> None:
