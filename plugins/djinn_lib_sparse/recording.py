@@ -117,29 +117,37 @@ def _replaced(target: LazySparse, made: LazySparse) -> LazySparse:
     return target
 
 
-def _part(index: int, *, needs_unique: bool = False) -> Handler:
+def _part(index: int, layouts: tuple[torch.layout, ...], kind: str) -> Handler:
     def handler(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sparse = args[0]
-        if needs_unique and not sparse._is_unique:
-            name = operator.name().rpartition("::")[2]
+        _check_layout(operator, sparse, layouts, kind)
+        name = operator.name().rpartition("::")[2]
+        if not (sparse._is_unique or name.startswith("_")):
             raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
-        if len(sparse._parts) == 2 and "_indices" in operator.name()[6:] and operator.name() != "aten::_indices":
-            refuse(operator.name())
         return aten.detach.default(sparse._parts[index])
 
     return handler
 
 
-def _compressed_part(index: int, layouts: tuple[torch.layout, ...]) -> Handler:
-    def handler(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if args[0].layout not in layouts:
-            side = "row" if layouts is _ROWS else "column"
-            got = "Sparse" + layout_name(args[0].layout).capitalize().replace("Coo", "")
-            raise RuntimeError(f"{operator.name().rpartition('::')[2]} expected sparse {side} compressed tensor layout "
-                               f"but got {got}")
-        return aten.detach.default(args[0]._parts[index])
+def _check_layout(operator: Any, sparse: torch.Tensor, layouts: tuple[torch.layout, ...], kind: str) -> None:
+    """Raise what eager raises for a component that a layout does not have.
 
-    return handler
+    Raises:
+        NotImplementedError: It has none, and eager no kernel.
+        RuntimeError: It has none.
+    """
+    if sparse.layout in layouts:
+        return
+    name = operator.name().rpartition("::")[2]
+    if name.startswith("_"):
+        raise NotImplementedError(f"Could not run '{operator.name()}' with arguments from the 'SparseCsrCPU' backend.")
+    got = "Sparse" + layout_name(sparse.layout).capitalize().replace("Coo", "")
+    raise RuntimeError(f"{name} expected sparse {kind} tensor layout but got {got}")
+
+
+def _is_coalesced(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    _check_layout(operator, args[0], *_COORDINATES)
+    return bool(args[0]._is_unique)
 
 
 def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -232,22 +240,24 @@ def _alias(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lazy
     return same_parts(args[0])
 
 
-_ROWS, _COLUMNS = (torch.sparse_csr, torch.sparse_bsr), (torch.sparse_csc, torch.sparse_bsc)
+_ROWS = (torch.sparse_csr, torch.sparse_bsr), "row compressed"
+_COLUMNS = (torch.sparse_csc, torch.sparse_bsc), "column compressed"
+_COORDINATES = (torch.sparse_coo,), "coordinate"
 _HANDLERS: Mapping[Any, Handler] = {
-    aten._indices.default: _part(0),
-    aten._values.default: _part(-1),
-    aten.indices.default: _part(0, needs_unique=True),
-    aten.values.default: _part(-1, needs_unique=True),
-    aten.crow_indices.default: _compressed_part(0, _ROWS),
-    aten.col_indices.default: _compressed_part(1, _ROWS),
-    aten.ccol_indices.default: _compressed_part(0, _COLUMNS),
-    aten.row_indices.default: _compressed_part(1, _COLUMNS),
+    aten._indices.default: _part(0, *_COORDINATES),
+    aten._values.default: _part(-1, *_COORDINATES),
+    aten.indices.default: _part(0, *_COORDINATES),
+    aten.values.default: _part(-1, (*_COORDINATES[0], *_ROWS[0], *_COLUMNS[0]), ""),
+    aten.crow_indices.default: _part(0, *_ROWS),
+    aten.col_indices.default: _part(1, *_ROWS),
+    aten.ccol_indices.default: _part(0, *_COLUMNS),
+    aten.row_indices.default: _part(1, *_COLUMNS),
     aten._nnz.default: lambda operator, args, kwargs: _count(args[0]),
     **dict.fromkeys((aten.sparse_dim.default, aten._dimI.default),
                     lambda operator, args, kwargs: _sparse_dim(args[0])),
     **dict.fromkeys((aten.dense_dim.default, aten._dimV.default),
                     lambda operator, args, kwargs: args[0].dim() - _sparse_dim(args[0])),
-    aten.is_coalesced.default: lambda operator, args, kwargs: args[0]._is_unique,
+    aten.is_coalesced.default: _is_coalesced,
     aten._coalesced_.default: _mark,
     aten._to_copy.default: _to_copy,
     aten.copy_.default: _copy_,

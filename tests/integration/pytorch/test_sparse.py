@@ -120,8 +120,7 @@ def made_like(device: str) -> Any:
         torch.zeros(3, 3, layout=torch.sparse_csr, device=device), torch.ones_like(csr), torch.full_like(csr, 2.5),
         torch.randn_like(csr), (sparse * 1j).conj_physical(),
         torch.sum(sparse, 0), sparse.int().sum(1, keepdim=True), sparse.sum(0, dtype=torch.float64))), *like,
-        sparse.sum((0, 1)), outcome(lambda: torch.zeros_like(sparse, memory_format=torch.preserve_format)),
-        outcome(csr.ccol_indices), outcome(sparse.crow_indices)]
+        sparse.sum((0, 1)), outcome(lambda: torch.zeros_like(sparse, memory_format=torch.preserve_format))]
 
 
 def writes(device: str) -> Any:
@@ -172,6 +171,30 @@ def texts(device: str) -> Any:
             for made in (coo(device), coo(device).coalesce(), matrix(device).to_sparse_csr())]
 
 
+def lacking(device: str) -> Any:
+    """Components that a layout does not have."""
+    names = ("indices", "_indices", "_values", "row_indices", "ccol_indices", "crow_indices", "col_indices",
+             "is_coalesced")
+    return [outcome(getattr(made, name)) for made in (coo(device).coalesce(), *compressed(device)) for name in names]
+
+
+def compressed(device: str) -> list[torch.Tensor]:
+    """A batch of matrices in each compressed layout."""
+    batch = torch.stack([matrix(device), matrix(device).flip(1)])
+    blocks = torch.tensor([[[0.0, 1, 2, 0], [3, 0, 0, 0]], [[4, 0, 0, 5], [0, 0, 6, 0]]], device=device)
+    return [batch.to_sparse_csr(), batch.to_sparse_csc(), blocks.to_sparse_bsr((2, 2)), blocks.to_sparse_bsc((2, 2))]
+
+
+def conversions_of_batches(device: str) -> Any:
+    made: list[Any] = []
+    for number, sparse in enumerate(compressed(device)):
+        for layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+            size = None if layout in (torch.sparse_csr, torch.sparse_csc) else (2, 3 if number < 2 else 2)
+            made.append(outcome(lambda sparse=sparse, layout=layout, size=size: parts(
+                sparse.to_sparse(layout=layout, blocksize=size))))
+    return made
+
+
 def refusals(device: str) -> Any:
     sparse = coo(device)
     return [outcome(action) for action in (
@@ -179,7 +202,8 @@ def refusals(device: str) -> Any:
         lambda: sparse + torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (5, 5), device=device))]
 
 
-@programs(constructors, made_like, conversions, products, arithmetic, writes, rows, gradients, texts)
+@programs(constructors, made_like, conversions, conversions_of_batches, lacking, products, arithmetic, writes, rows,
+          gradients, texts)
 def test_sparse_tensors_do_what_they_do_in_eager(program: Program) -> None:
     assert_same(program)
 
