@@ -17,6 +17,7 @@ _WHOLE = frozenset({
     "aten::softmax.int", "aten::log_softmax.int", "aten::cross_entropy_loss", "aten::nll_loss_nd",
     "aten::embedding_bag", "aten::instance_norm", "aten::silu", "aten::gelu", "aten::linalg_svdvals",
     "aten::linalg_eigvalsh", "aten::lstm.input", "aten::gru.input", "aten::rnn_tanh.input", "aten::rnn_relu.input",
+    "aten::max_pool1d",
 })
 """Composites that patterns and fast kernels need whole. None of them returns an argument or a view of one."""
 

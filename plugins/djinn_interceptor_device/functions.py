@@ -123,6 +123,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
             torch.group_norm, torch.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
             torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm, torch.linalg.norm,
             torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals, torch.linalg.eigvalsh,
+            F.max_pool1d, torch.max_pool1d,
         ),
         shortcuts.shortened(keep_whole),
     ),
