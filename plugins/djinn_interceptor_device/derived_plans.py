@@ -26,9 +26,9 @@ MAX_KNOWN = 2048
 """Entries of each of two generations, as in the recorder."""
 _REALS, _NUMBERS = (float, complex), (float, complex, int)
 _OF_ELEMENTS = frozenset(
-    "add sub rsub mul div eq ne lt le gt ge remainder fmod fill clamp clamp_min clamp_max masked_fill where addcmul "
+    "add sub rsub mul div eq ne lt le gt ge fill clamp clamp_min clamp_max masked_fill where addcmul "
     "addcdiv bitwise_and bitwise_or bitwise_xor".split())
-"""Operators, also in place, whose integers are all elements; ``pow``, which refuses some, is none of them."""
+"""Operators, also in place, whose integers are all elements; none that refuse some, as ``pow`` and divisions do."""
 _Layout: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], int]"
 _LAST = 2**63 - 1
 
@@ -145,7 +145,8 @@ def erases_integers(binding: Binding) -> bool:
 
     This holds where an integer stands for an element: PyTorch's rules of promotion look at its type only.
     """
-    return binding.erases_floats and binding.facts.name.partition("::")[2].partition(".")[0].rstrip("_") in _OF_ELEMENTS
+    name, _, overload = binding.facts.name.partition("::")[2].partition(".")
+    return binding.erases_floats and name.rstrip("_") in _OF_ELEMENTS and not overload.endswith("_mode")
 
 
 def _scan(items: Sequence[Any], key: list[Any], tensors: list[LazyTensor], erased: Sequence[type]) -> None:

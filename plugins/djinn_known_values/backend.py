@@ -115,6 +115,12 @@ class KnowingBackend(BackendWrapper):
                 self._known.learn(slot, value)
         return values
 
+    def known(self, slot: Slot) -> Any:
+        """Return a value without asking any executor, for the caller to own; ``None`` if no layer knows it."""
+        self._follow()
+        values = self._known.read([slot])
+        return None if values is None else values[0]
+
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values, unless the client knows it."""
         self._look()
@@ -184,20 +190,27 @@ class KnowingBackend(BackendWrapper):
         return action()
 
     def _look(self) -> None:
+        """Look at the nodes that were recorded since the last time, and at the values that died."""
+        # First: whatever uses or makes a value that is dead by now is on the tape already.
+        dead = [*self._released, *self._companions.freed()]
+        self._follow()
+        self._known.release(dead)
+        self._answers.died(dead)
+
+    def _follow(self) -> None:
         """Look at the nodes that were recorded since the last time."""
         if self._may_take_reals:
             self._compare()
-        # First: whatever uses or makes a value that is dead by now is on the tape already.
-        dead = [*self._released, *self._companions.freed()]
-        nodes = list(self._tape.nodes)
-        start = self._seen - self.nodes_taken
+        taken = self.nodes_taken
+        start = self._seen - taken
         if start < 0:
             # Another thread has recorded nodes that were sent before they were seen.
             self._forget()
             start = 0
-        self._seen = self.nodes_taken + len(nodes)
-        self._answers.recorded(nodes[start:])
-        for node in nodes[start:]:
+        nodes = self._tape.nodes[start:]
+        self._seen = taken + start + len(nodes)
+        self._answers.recorded(nodes)
+        for node in nodes:
             rule = self._rules.get(node.signature) or self._rule(node.signature)
             if rule is Rule.NOTHING:
                 continue
@@ -210,8 +223,6 @@ class KnowingBackend(BackendWrapper):
                     # A tensor that was given another storage has left the one that it had.
                     self._known.written(node.inputs[place])
                     self._answers.written(node.inputs[place])
-        self._known.release(dead)
-        self._answers.died(dead)
 
     def _compare(self) -> None:
         """Look whether all executors compute as this process does; a recovery may have brought others."""

@@ -74,6 +74,10 @@ class BackendWrapper:
         """Fetch values."""
         return self.plain.fetch(slots, whole=whole)
 
+    def known(self, slot: Slot) -> Any:
+        """Return a value without asking any executor, for the caller to own; ``None`` if no layer knows it."""
+        return self.plain.known(slot) if isinstance(self.plain, BackendWrapper) else None
+
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
         return self.plain.describe(slots)

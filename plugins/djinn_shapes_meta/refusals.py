@@ -139,6 +139,13 @@ def _power(named: Mapping[str, Any]) -> bool:
         base.dtype.is_floating_point or base.dtype.is_complex)
 
 
+def _division(named: Mapping[str, Any]) -> bool:
+    """Look for integers that are divided by zero; a divisor that is a tensor is not known here."""
+    divided, divisor = named["self"], named["other"]
+    return type(divisor) in (int, bool) and not divisor and isinstance(divided, torch.Tensor) and bool(
+        divided.numel()) and not (divided.dtype.is_floating_point or divided.dtype.is_complex)
+
+
 def _randperm(named: Mapping[str, Any]) -> bool:
     out = named.get("out")
     dtype = named.get("dtype") or (torch.int64 if out is None else out.dtype)
@@ -249,11 +256,15 @@ _CHECKS: Mapping[str, _Check] = {
     **dict.fromkeys(("heaviside", "polar"), _same_dtypes),
     "linalg_cross": lambda named: _same_dtypes(named) or _only_bools(named),
     **dict.fromkeys(("hypot", "nextafter", "logaddexp", "logaddexp2"), _no_fractions),
-    **dict.fromkeys("remainder fmod gcd lcm bitwise_left_shift bitwise_right_shift dot vdot".split(), _only_bools),
+    "floor_divide": _division,
+    "div": lambda named: named.get("rounding_mode") is not None and _division(named),
+    **dict.fromkeys(("remainder", "fmod"), lambda named: _only_bools(named) or _division(named)),
+    **dict.fromkeys("gcd lcm bitwise_left_shift bitwise_right_shift dot vdot".split(), _only_bools),
     "ldexp": lambda named: named["other"].dtype is torch.bool,
     **dict.fromkeys(
         "adaptive_avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool3d adaptive_max_pool2d "
-        "adaptive_max_pool3d avg_pool2d max_pool2d_with_indices max_pool3d_with_indices fractional_max_pool2d".split(),
+        "adaptive_max_pool3d avg_pool2d max_pool1d max_pool2d_with_indices max_pool3d_with_indices "
+        "fractional_max_pool2d".split(),
         _pool),
     "avg_pool3d": partial(_pool, takes_halves=False),
     "fractional_max_pool3d": _fractional_pool,

@@ -72,8 +72,12 @@ def sampled(x: torch.Tensor, samples: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.fractional_max_pool3d(x, 2, 2, _random_samples=samples)
 
 
-POOLS = ("adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool2d",
-         "avg_pool3d")
+DIVISIONS: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
+    ("//", lambda x, y: x // y), ("%", lambda x, y: x % y), ("fmod", torch.fmod),
+    ("div", lambda x, y: torch.div(x, y, rounding_mode="trunc")), ("//=", lambda x, y: x.__ifloordiv__(y)),
+    ("%=", lambda x, y: x.__imod__(y)), ("out", lambda x, y: torch.floor_divide(x, y, out=torch.empty_like(x))))
+POOLS = ("max_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+         "avg_pool2d", "avg_pool3d")
 MISTAKES = (
     Mistake("index_put shape", assigned(lambda on: on(2, 3)), assigned(lambda on: on(3, 3))),
     Mistake("index_put more dimensions", assigned(lambda on: on(1, 2, 3)), assigned(lambda on: on(2, 2, 3))),
@@ -121,6 +125,13 @@ MISTAKES = (
     Mistake("multinomial of none", lambda on: on(3).multinomial(1), lambda on: on(3).multinomial(0)),
     Mistake("negative powers", lambda on: on([2]) ** 2, lambda on: on([2]) ** -2),
     Mistake("negative powers in place", lambda on: on([2]).pow_(2), lambda on: on([2]).pow_(-2)),
+    *(Mistake(f"zero in {name}", lambda on, call=call: call(on([3, 4]), 2), lambda on, call=call: call(on([3, 4]), 0))
+      for name, call in DIVISIONS if name != "out"),
+    *(Mistake(f"a known zero in {name}", lambda on, call=call: call(on([3, 4]), on([2, 5]) + 1),
+              lambda on, call=call: call(on([3, 4]), on([2, -1]) + 1)) for name, call in DIVISIONS),
+    Mistake("a local zero", lambda on: on([3, 4]) // torch.tensor([1, 2]),
+            lambda on: on([3, 4]) % torch.tensor([1, 0])),
+    Mistake("a number by a known zero", lambda on: 5 // on([3]), lambda on: 5 // on([0])),
     Mistake("heaviside", lambda on: torch.heaviside(on(3), on(3)), lambda on: torch.heaviside(on(3), on(3).double())),
     *(Mistake(f"{name} of an overlapping part", lambda on, call=call: call(on(6)[:3], on(6)[3:]),
               lambda on, call=call: call(*parts(on(6)))) for name, call in (
@@ -180,6 +191,20 @@ def test_an_error_comes_at_its_line(mistake: Mistake) -> None:
         assert str(got.value) == str(wanted.value)
         mistake.right(maker(REMOTE))
     djinn.synchronize()
+
+
+def test_what_may_be_divided_by_zero_is_recorded_without_a_trip() -> None:
+    on = maker(REMOTE)
+    whole, divisor = on([3, 4]), (on(2) * 4).round().long()
+    djinn.synchronize()
+    djinn.reset_stats()
+    made = (whole / 0, whole[:0] // 0, on(2) // 0, on(2) % on([0, 0]), whole // divisor, whole // on([1, 2]))
+    assert not djinn.stats()["round_trips"]
+    assert made[-1].tolist() == [3, 2]
+    # The client does not know it: the error comes at the next wait.
+    kept = whole // (divisor - 2)
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        kept.tolist()
 
 
 def test_writes_of_separate_parts_wait_for_nothing() -> None:
