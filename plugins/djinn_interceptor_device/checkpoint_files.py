@@ -2,7 +2,7 @@
 
 ``safetensors.torch.load_file`` refuses devices that it does not know, so calls for this device are answered here.
 transformers reads files here and moves tensors one by one. If the server has all files of a checkpoint that goes to the
-device completely, it is given their tensors on the device instead.
+device completely, it is given their tensors on the device instead; so is ``torch.load``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from djinn_lib_run.imports import follow_imports
 
 from djinn.record.devices import logical_device
+from djinn_interceptor_device import stored_storages
 
 __all__ = ("install",)
 
@@ -26,6 +27,11 @@ _TRANSFORMERS = "transformers.modeling_utils"
 def install() -> None:
     """Replace the functions once a program has imported their modules."""
     follow_imports((_SAFETENSORS, _TRANSFORMERS), _adapt)
+    read: Any = torch.serialization._load
+    torch.serialization._load = stored_storages.noting_address(read)
+    # The program's own calls pass through; nothing is loaded here.
+    load = torch.load  # noqa: TID251
+    torch.load = torch.serialization.load = stored_storages.loading(load, _is_ours)  # noqa: TID251
 
 
 def _adapt(module: ModuleType) -> None:

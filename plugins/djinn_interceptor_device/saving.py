@@ -16,7 +16,7 @@ from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import storage_references
+from djinn_interceptor_device import storage_references, stored_storages
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
@@ -229,7 +229,8 @@ def _load(storage: Any, location: str) -> Any:
                            f"{device}. Use torch.load with map_location to map your storages to an existing device.")
     if getattr(storage, "_torch_load_uninitialized", False):
         return RemoteStorage.of(torch.empty(storage.nbytes(), dtype=torch.uint8, device=device))  # type: ignore[arg-type]  # lazy, on this device
-    return RemoteStorage.of(runtime.current().upload(_bytes_of(storage)))
+    stored: Any = stored_storages.find(storage)
+    return RemoteStorage.of(runtime.current().upload(_bytes_of(storage)) if stored is None else stored)
 
 
 def _tag(storage: Any) -> str | None:

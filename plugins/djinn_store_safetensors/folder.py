@@ -19,6 +19,8 @@ __all__ = ("SUMS", "Candidate", "candidates", "expected_digests", "files_of")
 
 SUMS = "SHA256SUMS"
 SUFFIX = ".safetensors"
+ARCHIVES = (".pt", ".pth")
+"""Suffixes of files of ``torch.save``, which belong to their names."""
 _INDEX = "model.safetensors.index.json"
 _WHOLE = "model.safetensors"
 _HUB = "models--"
@@ -70,6 +72,8 @@ def _below(root: Path, folder: Path, depth: int) -> Iterator[Candidate]:
                 yield from _below(root, path, depth + 1)
         elif path.name.endswith(SUFFIX):
             yield _named(path.relative_to(root).with_name(path.name.removesuffix(SUFFIX)), path)
+        elif path.suffix in ARCHIVES:
+            yield Candidate(path.relative_to(root).as_posix(), "", path)
 
 
 def _named(relative: Path, path: Path) -> Candidate:

@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 from djinn_lib_service.stored_models import KeepReply
 
-from djinn_store_safetensors.header import read_header
+from djinn_store_safetensors.torch_files import describe
 
 __all__ = ("FOLDER", "KeptFiles")
 
@@ -182,7 +182,7 @@ class KeptFiles:
         try:
             if arriving.content.hexdigest() != digest:
                 raise ValueError("its content has another digest")
-            read_header(arriving.descriptor)
+            describe(arriving.descriptor)
         except ValueError as error:
             self._drop(path)
             return KeepReply(problem=f"The file cannot be kept: {error}.")

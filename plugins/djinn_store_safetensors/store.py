@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
+import torch
 from djinn_lib_server.kinds.store import StoreSample, TensorExtent
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.stored_models import StoredFile, StoredModel
 
 from djinn.errors import ConfigurationError
 from djinn_store_safetensors.folder import Candidate, candidates, expected_digests, files_of
-from djinn_store_safetensors.header import read_header
 from djinn_store_safetensors.kept_files import KeptFiles
+from djinn_store_safetensors.torch_files import describe
 
 __all__ = ("SafetensorsStore", "SafetensorsStores")
 
@@ -145,7 +146,7 @@ def _opened(path: Path) -> int:
 
 def _look(descriptor: int, identity: _Identity) -> _Known:
     try:
-        read_header(descriptor)
+        describe(descriptor)
     except ValueError as error:
         return _Known(identity, problem=str(error))
     digest, position = hashlib.sha256(), 0
@@ -177,11 +178,11 @@ class SafetensorsStores:
         return store
 
     def tensors(self, descriptor: int) -> Mapping[str, TensorExtent]:
-        """Read and check the header of a file."""
-        return read_header(descriptor)
+        """Read and check the header of a file, or the directory of an archive."""
+        return describe(descriptor)
 
     def sample(self, folder: Path) -> StoreSample:
-        """Write a model that is one file, and one of two files."""
+        """Write a model that is one file, one of two files, and a file of ``torch.save``."""
         small = folder / "small.safetensors"
         first, second = (folder / "large" / f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
         content = {small: {"weight": bytes(range(16)), "bias": bytes(8)}, first: {"a": bytes(range(64))},
@@ -189,11 +190,14 @@ class SafetensorsStores:
         for path, tensors in content.items():
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(_file(tensors))
+        archive = folder / "archive.pt"
+        torch.save(torch.arange(40, dtype=torch.uint8), archive)
         index = {"weight_map": {name: path.name for path in (first, second) for name in content[path]}}
         (folder / "large" / "model.safetensors.index.json").write_text(json.dumps(index))
         return StoreSample(ServeOptions(models=str(folder)),
-                           {"small": content[small], "large": content[first] | content[second]},
-                           {"small": (small,), "large": (first, second)})
+                           {"small": content[small], "large": content[first] | content[second],
+                            archive.name: {"data/0": bytes(range(40))}},
+                           {"small": (small,), "large": (first, second), archive.name: (archive,)})
 
 
 def _file(tensors: Mapping[str, bytes]) -> bytes:

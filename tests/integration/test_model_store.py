@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,6 +149,28 @@ def test_a_file_that_the_server_has_is_not_sent(served: Any, tmp_path: Path) -> 
     for name, weight in djinn.models.load_file(mine).items():
         assert torch.equal(weight.cpu(), other[name])
     assert djinn.stats()["bytes_sent"] - before >= WEIGHTS["mapped"].nbytes
+
+
+def test_what_torch_load_reads_is_not_sent_if_the_server_has_the_file(served: Any, store: Path, tmp_path: Path) -> None:
+    shared = WEIGHTS["mapped"]
+    saved = {**WEIGHTS, "view": shared[1:, ::2], "odd": torch.nn.Parameter(shared.t())}
+    mine = tmp_path / "mine.pt"
+    torch.save(saved, mine)
+    shutil.copy(mine, store / "theirs.pt")
+    assert "theirs.pt" in {model.name for model in djinn.models.list() if not model.problem}
+    before = djinn.stats()["bytes_sent"]
+    loaded = torch.load(mine, map_location="remote_accelerator:0")
+    for name, weight in saved.items():
+        assert type(loaded[name].data) is type(loaded["mapped"])
+        assert loaded[name].stride() == weight.stride()
+        assert torch.equal(loaded[name].cpu(), weight)
+    loaded["mapped"].zero_()
+    assert loaded["view"].abs().sum().item() == 0, "they share a storage"
+    assert torch.equal(torch.load(mine)["mapped"], shared)
+    assert djinn.stats()["bytes_sent"] - before < 40_000
+    torch.save({"mapped": shared + 1}, mine)
+    assert torch.equal(torch.load(mine, map_location="remote_accelerator:0")["mapped"].cpu(), shared + 1)
+    assert djinn.stats()["bytes_sent"] - before >= shared.nbytes
 
 
 def test_a_module_takes_the_tensors_and_ties_them(store: Path, start_server: Any) -> None:

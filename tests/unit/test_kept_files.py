@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,6 +63,14 @@ def test_another_content_or_a_damaged_file_is_not_kept(tmp_path: Path) -> None:
     assert "should have" in send(kept, damaged, hashlib.sha256(damaged).hexdigest()).problem
     assert "--keep" in kept.receive("a", DIGESTS[0], "one", 0, LIMIT + 1, b"").problem
     assert names(tmp_path) == []
+
+
+def test_a_file_of_torch_save_is_kept(tmp_path: Path) -> None:
+    kept = KeptFiles(tmp_path, LIMIT)
+    torch.save(torch.ones(5), file := io.BytesIO())
+    data = file.getvalue()
+    assert send(kept, data, digest := hashlib.sha256(data).hexdigest()).is_stored
+    assert content(kept, digest) == data
 
 
 @pytest.mark.parametrize("end", [b"", b"\1"], ids=["truncated", "changed"])
