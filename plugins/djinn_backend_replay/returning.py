@@ -36,7 +36,7 @@ class ReturnWatch:
         self._next_s = 0.0
 
     def watch(self, addresses: Sequence[str]) -> None:
-        """Look for these servers from now on, and for no others."""
+        """Look for these servers and for no others."""
         self._missing = deque(addresses)
         self._next_s = self._clock() + EVERY_S
 

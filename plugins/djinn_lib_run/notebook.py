@@ -30,7 +30,7 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """Leave the mode, and remove the magic. The session goes on."""
+    """Leave the mode, and remove the magic. The session continues."""
     leave()
     ipython.magics_manager.magics["line"].pop(MAGIC, None)
 

@@ -164,7 +164,7 @@ class StoredOperators(NamedTuple):
 
 
 def provide(models: StoredModels | None) -> None:
-    """Use these models in the operators from now on; ``None`` for none."""
+    """Let the operators use these models; ``None`` for none."""
     _provided[:] = [] if models is None else [models]
 
 

@@ -195,7 +195,7 @@ class _TimedConnection(ConnectionWrapper):
         return batch if is_asked else msgspec.structs.replace(batch, timed=True)
 
     def _told(self, timing: Timing) -> None:
-        """Add the span of a command that was executed. Runs are told of in the order in which they were sent."""
+        """Add the span of a command that was executed. Runs are reported in the order in which they were sent."""
         facts: dict[str, Any] = {"executor": self._remote.address}
         if timing.kind == "run":
             facts |= {"run": self._runs_told, "program": timing.number}

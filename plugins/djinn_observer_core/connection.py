@@ -1,4 +1,4 @@
-"""A connection that counts what is sent."""
+"""A connection that counts the bytes sent."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class ByteStream:
         return self._socket.fileno()
 
     def read_now(self) -> int:
-        """Read what has arrived ahead, at least a byte; 0 at the end of the stream.
+        """Read the bytes that have arrived ahead, at least one; 0 at the end of the stream.
 
         Raises:
             BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError: It would have to wait.
@@ -238,7 +238,7 @@ class ByteStream:
         return count
 
     def skip_now(self) -> int:
-        """Drop what has arrived, at least a byte; 0 at the end of the stream. Raises as `read_now` does."""
+        """Drop the bytes that have arrived, at least one; 0 at the end of the stream. Raises as `read_now` does."""
         self._check_usable()
         return (self._socket.skip_now(AHEAD_BYTES) if isinstance(self._socket, TlsSocket)
                 else len(self._socket.recv(AHEAD_BYTES, socket.MSG_DONTWAIT)))
