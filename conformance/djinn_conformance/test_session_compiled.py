@@ -27,6 +27,8 @@ _MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "ena
 @example(drawn=Drawn(("linear", "attention", "dropout", "batch norm"), "parts"), mode="training")
 @example(drawn=Drawn(("graph break", "linear", "autocast", "noise"), "the last"), mode="training")
 @example(drawn=Drawn(("counter", "linear", "norm", "greatest"), "apart"), mode="training")
+@example(drawn=Drawn(("gelu", "greatest"), "apart"), mode="training")
+@example(drawn=Drawn(("attention", "attention"), "twice"), mode="training")
 def test_compiled_recorded(subject: Subject, session: Session, drawn: Drawn, mode: str) -> None:
     """Call a compiled module and the same one uncompiled, with arguments of several sizes."""
     where = f"{subject}: {drawn} under {mode}"

@@ -29,6 +29,11 @@ _MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
     lambda device, n: torch.full((n + 1,), 1.5, device=device),
     lambda device, n: torch.arange(n + 1, device=device) / 2,
 )
+_CHOSEN: tuple[Call, ...] = (
+    lambda a, b, n: a[a > n], lambda a, b, n: a.reshape(-1)[:b.numel()][(b.reshape(-1) != n)[:a.numel()]],
+    lambda a, b, n: torch.cat([torch.unique(a), a.reshape(-1)[:1]]),
+)
+"""Their sizes depend on data."""
 _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: a + n, lambda a, b, n: a * n - a, lambda a, b, n: a == n, lambda a, b, n: (a < 1).any(),
     lambda a, b, n: (a != 0).all(), lambda a, b, n: a.reshape(-1)[:2],
@@ -46,9 +51,7 @@ _COMPUTED: tuple[Call, ...] = (
     lambda a, b, n: (a * 0.5).long() * (b.reshape(-1)[0] - n),
     lambda a, b, n: torch.logical_and(a * 1.5 < n, a), lambda a, b, n: torch.logical_or(a, b.reshape(-1)[0] / 2),
     lambda a, b, n: a.reshape(-1)[b.reshape(-1)[:1].long() % a.numel()], lambda a, b, n: torch.stack([a, a]),
-    # Sizes that depend on data.
-    lambda a, b, n: a[a > n], lambda a, b, n: a.reshape(-1)[:b.numel()][(b.reshape(-1) != n)[:a.numel()]],
-    lambda a, b, n: torch.cat([torch.unique(a), a.reshape(-1)[:1]]),
+    *_CHOSEN,
 )
 _WRITTEN: tuple[Call, ...] = (
     lambda a, b, n: a.fill_(n), lambda a, b, n: a.add_(1), lambda a, b, n: a.view(-1)[-1:].zero_(),
@@ -64,7 +67,7 @@ _ASKED: tuple[Call, ...] = (
 _STEPS = (("made",), ("computed",), ("computed",), ("written",), ("asked",), ("asked again",),
           ("asked", "written there", "asked", "asked before"))
 _REFUSED = object()
-_GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "written": _WRITTEN, "asked": _ASKED}
+_GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "chosen": _CHOSEN, "written": _WRITTEN, "asked": _ASKED}
 
 
 @law("session.known_exact", effort=_EFFORT, shrinks=False)

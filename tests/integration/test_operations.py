@@ -378,7 +378,7 @@ def test_an_address_that_is_free_is_left_to_the_server_and_so_is_what_makes_no_s
 
 PARENT = """
 import subprocess, sys, time
-server = subprocess.Popen([sys.executable, "-c", "from djinn_cli.app import main; main()", "serve", "--threads", "1",
+server = subprocess.Popen([sys.executable, "-c", "from djinn_start import main; main()", "serve", "--threads", "1",
                            "--with-parent", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 print(server.pid, server.stdout.readline().split()[-1], flush=True)
 time.sleep(600)

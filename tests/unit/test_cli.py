@@ -21,7 +21,7 @@ from djinn.settings import Config
 
 Install = Callable[..., Path]
 
-RUN = (sys.executable, "-c", "from djinn_cli.app import main; main()")
+RUN = (sys.executable, "-c", "from djinn_start import main; main()")
 
 
 def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:

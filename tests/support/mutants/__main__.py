@@ -35,7 +35,7 @@ _PROGRAMS = 60
 """Of the law of whole programs; forms are few."""
 
 # Nobody reads the smallest example of what was planted.
-kit.PROFILES["ci"] = settings(kit.PROFILES["ci"], max_examples=_EXAMPLES, phases=(Phase.generate,),  # type: ignore[index]  # declared as read-only
+kit.PROFILES["ci"] = settings(kit.PROFILES["ci"], max_examples=_EXAMPLES, phases=(Phase.explicit, Phase.generate),  # type: ignore[index]  # declared as read-only
                               report_multiple_bugs=False)
 
 from support.mutants import laws  # noqa: E402  # the suites take the profile when they are imported

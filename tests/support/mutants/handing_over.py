@@ -142,7 +142,7 @@ MUTANTS = (
     mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
            "(tuple(operands), *steps)", "(len(operands), *steps)"),
     mutant("all-instead-of-chosen", "session.known_exact", "djinn_known_values.sizes:SizesAsked.answer",
-           "int(torch.count_nonzero(found[0]))", "found[0].numel()"),
+           "int(torch.count_nonzero(found[0]))", "found[0].numel()", within="chosen"),
     # Small work that the client does.
     mutant("done-for-a-server-that-computes-otherwise", "session.small_work_exact",
            "djinn_known_values.arithmetic:computes_alike",

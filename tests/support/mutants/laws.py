@@ -141,7 +141,11 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
             given(loop=loop)
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
-    elif test.__module__ in (test_session_compiled.__name__, test_session_known.__name__, test_session_later.__name__,
+    elif test.__module__ == test_session_known.__name__:
+        for name in within:
+            test_session_known._GROUPS["computed"] = test_session_known._GROUPS[name]
+        given()
+    elif test.__module__ in (test_session_compiled.__name__, test_session_later.__name__,
                              test_session_places.__name__, test_session_pushed.__name__,
                              test_session_small_work.__name__, test_session_switches.__name__):
         given()

@@ -6,10 +6,12 @@ Adapters such as LoRA look like this, beside the weight that they adapt, and so 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from djinn_lib_graph.kinds import Pattern
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn_lib_graph.kinds import Pattern
 
 
 @hookimpl

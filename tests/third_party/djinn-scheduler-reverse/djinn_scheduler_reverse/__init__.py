@@ -6,10 +6,12 @@ Whoever relies on program order where the graph does not promise it is found out
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from djinn_lib_schedule.kinds import GraphScheduler
+from typing import TYPE_CHECKING
 
 from djinn.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from djinn_lib_schedule.kinds import GraphScheduler
 
 
 @hookimpl
