@@ -62,9 +62,9 @@ def init(server: str | None = None, **settings: Any) -> Session:
 
 def _start(plugins: Plugins) -> Session:
     global _session, _process, _init_time_ms
-    from djinn.session.logs import configure
     from djinn.session.session import Session
     from djinn.settings import Config
+    from djinn.settings.logs import configure
 
     if torch.utils.data.get_worker_info() is not None:
         # PyTorch would collate the tensors into shared memory on their device, which would end the worker.

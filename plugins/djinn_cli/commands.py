@@ -18,7 +18,7 @@ from djinn.plugins.manager import Plugins, Registered
 
 __all__ = ("add_commands", "import_djinn_first", "reflow")
 
-_QUICK = frozenset({"settings", "sessions", "kick", "top", "serve", *(
+_QUICK = frozenset({"settings", "sessions", "kick", "top", "serve", "directory", *(
     f"{group} {command}" for group, commands in (
         ("token", ("create", "rotate", "revoke", "list")), ("cluster", ("up", "status", "logs", "down")))
     for command in commands)})

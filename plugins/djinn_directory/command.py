@@ -80,8 +80,8 @@ def directory(
 
     from djinn.plugins import DEFAULTS
     from djinn.plugins.manager import Plugins
-    from djinn.session.logs import configure
     from djinn.settings import Config
+    from djinn.settings.logs import configure
     from djinn_directory.endpoint import DirectoryEndpoint
     from djinn_directory.model import ClusterModel
 

@@ -79,8 +79,8 @@ def open_server(
     from djinn_lib_service.kinds.transport import SupportsAdoption
 
     from djinn.plugins import DEFAULTS, Plugins
-    from djinn.session.logs import configure
     from djinn.settings import Config
+    from djinn.settings.logs import configure
 
     # The whole package, before a process is forked that needs it; the program `djinn` postpones it.
     version = djinn.__version__

@@ -258,8 +258,8 @@ def _open(
     control: Control,
 ) -> tuple[Server, PassedSocketListener, Allowances, RunQueue, WorkerModels | None]:
     from djinn.plugins import DEFAULTS, Plugins
-    from djinn.session.logs import configure
     from djinn.settings import Config
+    from djinn.settings.logs import configure
 
     plugins = Plugins.configured({}, os.environ, "server")
     configure(plugins.settings(Config))

@@ -130,6 +130,16 @@ def test_a_server_says_what_it_waits_for_and_which_device_it_takes(log_format: s
     assert not any(line.rstrip().endswith(" on") for line in lines)
 
 
+def test_a_directory_serves_without_pytorch() -> None:
+    program = "import sys; sys.modules['torch'] = None; from djinn_start import main; main()"
+    with subprocess.Popen([sys.executable, "-c", program, "directory"], stdout=subprocess.PIPE, text=True,
+                          env=clean_environment(DJINN_PLUGINS=OTHERS)) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        process.terminate()
+    assert (process.returncode, line.rpartition("/")[2]) == (0, "default\n"), line
+
+
 def test_the_best_device_is_an_accelerator_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     plugins = Plugins.load(names=("djinn-executor-cpu", "djinn-executor-cuda"))
     for count, best in ((2, "cuda:0"), (0, "cpu")):

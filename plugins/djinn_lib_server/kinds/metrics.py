@@ -6,15 +6,17 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 import msgspec
-from djinn_lib_service.stored_models import StoredModel
 from msgspec import Meta
 
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import ServeOptions
+
+if TYPE_CHECKING:
+    from djinn_lib_service.stored_models import StoredModel
 
 __all__ = ("BUCKETS_S", "NO_DURATIONS", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "MetricsFactory",
            "MetricsOutput", "MetricsSource", "Outcome", "PeriodicOutput", "ProtocolFault", "Reason",

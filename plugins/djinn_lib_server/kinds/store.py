@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
-from djinn_lib_service.stored_models import KeepReply, StoredModel
 
 from djinn_lib_server.options import ServeOptions
+
+if TYPE_CHECKING:
+    from djinn_lib_service.stored_models import KeepReply, StoredModel
 
 __all__ = ("ModelStore", "ModelStoreFactory", "SamplingModelStoreFactory", "StoreSample", "SupportsKeeping",
            "TensorExtent")
