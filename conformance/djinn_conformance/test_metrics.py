@@ -57,6 +57,10 @@ class FakeStatistics:
         """Return no sessions."""
         return []
 
+    def pages(self) -> list[str]:
+        """Return the URL of metrics."""
+        return ["http://127.0.0.1:9090"]
+
     def models(self) -> list[StoredModel]:
         """Return one model."""
         return [StoredModel("gpt2", files=(StoredFile("model.safetensors", 1, 64 * "0"),))]

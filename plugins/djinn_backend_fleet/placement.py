@@ -90,7 +90,7 @@ class FleetMember:
 
 
 def member_of(name: str, connection: Connection) -> FleetMember:
-    """Describe an executor by its greeting, and by what is stored about its speed."""
+    """Describe an executor by its greeting and the stored measurements of its speed."""
     known = load(identity_of(connection))
     return FleetMember(name, connection.welcome, known.profile, home_link=known.home_link)
 
@@ -128,7 +128,7 @@ class AutomaticPlacement:
         self._pinned: int | None = None
 
     def add(self, connection: Connection) -> None:
-        """Place new work on another executor, too. What is uploaded next stays where others are as long as it fits."""
+        """Place new work on another executor, too. The next uploads stay with earlier ones as long as they fit."""
         kind = self._members[0].id.partition(":")[0]
         self._preference.append(len(self._members))
         self._members.append(member_of(f"{kind}:{len(self._members)}", connection))

@@ -17,7 +17,7 @@ __all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_resolve_serve
 @hookimpl
 def djinn_add_settings(settings: Declarations) -> None:
     """Declare the settings of sessions with a cluster."""
-    from djinn_cluster.settings import ClusterSettings
+    from djinn_lib_cluster.settings import ClusterSettings
 
     settings.add(ClusterSettings)
 
@@ -25,7 +25,7 @@ def djinn_add_settings(settings: Declarations) -> None:
 @hookimpl
 def djinn_resolve_server(plugins: Any) -> str | None:
     """Ask the directory of the cluster, if there is one."""
-    from djinn_cluster.settings import ClusterSettings
+    from djinn_lib_cluster.settings import ClusterSettings
 
     settings = plugins.settings(ClusterSettings)
     if not settings.cluster:

@@ -9,10 +9,10 @@ from collections import deque
 
 from djinn_lib_cluster.asking import ask
 from djinn_lib_cluster.messages import Resolve
+from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.settings import Config, Settings
-from djinn_cluster.settings import ClusterSettings
 
 __all__ = ("resolve",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -86,7 +87,15 @@ class Announcement(MetricsOutput):
         return LoadReport(
             self._source.why_not_ready()[:1000], min(2**62, sum(each.sessions for each in amounts)),
             min(2**62, sum(each.held_bytes for each in amounts)), self._limit_bytes,
-            tuple(text[:256] for model in models for text in (model.name, model.digest)))
+            tuple(text[:256] for model in models for text in (model.name, model.digest)), self._metrics())
+
+    def _metrics(self) -> str:
+        """Return the URL of the server's metrics, by a host that others can connect to."""
+        for page in self._source.pages():
+            parts = urlsplit(page)
+            host = reachable(parts.hostname or "")
+            return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+        return ""
 
     async def _run(self) -> None:
         pause_s, said = FIRST_PAUSE_S, ""

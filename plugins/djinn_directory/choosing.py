@@ -90,7 +90,8 @@ class ServerListing:
             if member.load is not None and not member.load.problem and now - member.reported_s < STALE_S))
         if best:
             self._members[best[0][1]].led_s.append(now)
-        return tuple(ListedServer(address) for _, address in best)
+        return tuple(ListedServer(member.address, metrics=member.load.metrics if member.load is not None else "")
+                     for member in (self._members[address] for _, address in best))
 
     @staticmethod
     def _rank(member: JoinedServer, load: LoadReport, wanted: Resolve, models: frozenset[str], now: float

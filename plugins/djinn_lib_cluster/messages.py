@@ -62,6 +62,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
         held_bytes: Bytes that they hold.
         limit_bytes: How many they may hold; 0 if nothing is known.
         models: Names and digests of the models in its store.
+        metrics: URL of its metrics; empty if it serves none.
     """
 
     problem: Annotated[str, Meta(max_length=1000)] = ""
@@ -69,6 +70,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     held_bytes: _Count = 0
     limit_bytes: _Count = 0
     models: Annotated[tuple[_Model, ...], Meta(max_length=2 * MAX_MODELS)] = ()
+    metrics: Annotated[str, Meta(max_length=512)] = ""
 
 
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
@@ -104,10 +106,11 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
 
 
 class ListedServer(msgspec.Struct, frozen=True):
-    """A server in an answer; operators are also given its load."""
+    """A server in an answer: its address and the URL of its metrics; operators are also given its load."""
 
     address: _Address
     load: LoadReport | None = None
+    metrics: Annotated[str, Meta(max_length=512)] = ""
 
 
 class ServerList(msgspec.Struct, frozen=True, tag="servers"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from djinn.errors import ConfigurationError, DjinnError
+from djinn_monitor.of_cluster import metrics_of_cluster
 from djinn_monitor.rates import TenantRates, rows_between
 from djinn_monitor.reading import Reading, read
 
@@ -36,9 +37,11 @@ def top(
 
     device is the part of the time in which programs ran, wait what 99 of 100 of them waited for their turns at most.
     p99 is what 99 of 100 requests took at most, from when a message was there until it was answered, since the last
-    look. Ends on Ctrl-C. The server has to be started with --metrics-port.
+    look. Ends on Ctrl-C. The server has to be started with --metrics-port. Without --metrics, it is the server that the
+    directory of DJINN_CLUSTER leads to.
     """
     try:
+        metrics = metrics or metrics_of_cluster()
         before = _read(metrics)
         if once:
             time.sleep(interval_s)
@@ -61,8 +64,8 @@ def ended(error: ConfigurationError) -> typer.Exit:
 def _read(metrics: str) -> Reading:
     if not metrics:
         raise ConfigurationError("It is not said where the metrics are.",
-                                 hint="Give --metrics http://HOST:PORT or set DJINN_METRICS; the log of a server that "
-                                      "was started with --metrics-port names the address.")
+                                 hint="Give --metrics URL, or set DJINN_METRICS or DJINN_CLUSTER; the log of "
+                                      "a server that was started with --metrics-port names the address.")
     return read(metrics)
 
 

@@ -131,8 +131,11 @@ class Gateway:
         """
         self._outputs = Outputs(factories, options,
                                 ServerMetrics(version, self._supervisor.ledger, self.why_not_ready, self.address,
-                                              models, self._tenant_of, self._operate))
+                                              models, self._tenant_of, self._operate, self._pages))
         return self._outputs.addresses
+
+    def _pages(self) -> Sequence[str]:
+        return () if self._outputs is None else self._outputs.addresses
 
     def _tenant_of(self, token: str) -> str:
         return self._authentication.authenticate(token).tenant.name

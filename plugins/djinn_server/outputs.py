@@ -38,6 +38,7 @@ class ServerMetrics:
     models: Callable[[], Sequence[StoredModel]] = tuple
     tenant_of: Callable[[str], str] = _no_tenants
     operate: Callable[[str, Mapping[str, Any]], Any] = _no_operator
+    pages: Callable[[], Sequence[str]] = tuple
 
     def totals(self) -> dict[str, TenantTotals]:
         """Return the statistics by label."""

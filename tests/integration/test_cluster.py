@@ -30,7 +30,7 @@ print("serving here", flush=True)
 while True:
     signal.pause()
 """
-SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1")
+SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1", "--metrics-port", "0")
 
 
 @pytest.fixture
@@ -57,6 +57,8 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
     assert checks["cluster"]["found"].removeprefix("its directory leads to ") in list(by_address)[1:]
     found = clusters.run("models", DJINN_CLUSTER=programs[0]["address"])
     assert (found.returncode, "This server has no models." in found.stderr) == (2, True), found
+    found = clusters.run("top", "--once", "--interval-s", "0.1", DJINN_CLUSTER=programs[0]["address"])
+    assert (found.returncode, found.stdout.startswith("tenant\tsessions\t")) == (0, True), found
 
     model = gpt2(**MODEL)
     wanted = generated(model, PROMPT, TOKENS)

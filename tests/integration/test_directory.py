@@ -20,13 +20,13 @@ from urllib.parse import urlsplit
 import pytest
 from anyio.abc import SocketListener
 from anyio.from_thread import start_blocking_portal
-from djinn_cluster.settings import ClusterSettings
 from djinn_conformance.certificates import certificates
 from djinn_directory.announcing import Announcements
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
 from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
 from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
+from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
 from djinn_lib_server.secret_files import _is_exposed, key_in
 from support.processes.warm import WarmPython, clean_environment
@@ -265,6 +265,7 @@ class Idle:
 
     address = "tcp://host:1"
     totals = models = staticmethod(dict)
+    pages = staticmethod(lambda: ["http://0.0.0.0:9090"])
     why_not_ready = staticmethod(str)
 
 
@@ -291,6 +292,9 @@ def test_servers_and_clients_follow_a_directory_that_writes_another_address(
                 path.write_text(f"{address}\n")
                 until(lambda: listed(given, authority) == [Idle.address])
                 assert resolve(given, authorities=authority) == [Idle.address]
+                (found,) = ask(given, lambda _: ListServers(KEY), authorities=authority)
+                assert found.load is not None
+                assert found.load.metrics == f"http://{socket.getfqdn()}:9090"
     finally:
         announcement.stop()
 

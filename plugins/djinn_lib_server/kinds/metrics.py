@@ -150,6 +150,9 @@ class MetricsSource(Protocol):
             DjinnError: It has failed, or there is no such command.
         """
 
+    def pages(self) -> Sequence[str]:
+        """Return the URLs where metrics can be read, as the outputs name them."""
+
     def models(self) -> Sequence[StoredModel]:
         """Return the models of its store. Files that are new are read first, which can take long."""
 
