@@ -15,7 +15,8 @@ CLIENTS = {
     "date": "2026-01-01", "machine": "2 cores", "clients": 3, "models": 2, "minutes": 1.0, "models_mib": 5.0,
     "sessions": 4, "answers": 1234, "wrong": 0, "lost": 0, "crashed": 1, "restarted": 1, "device_use": 0.5,
     "shares": {"a": 0.4, "b": 0.6}, "weights": {"a": 0.4, "b": 0.6}, "answer_s": [0.1, 0.2, 0.3],
-    "session_s": [1.0, 2.0, 3.0], "goodput": [[0, 1.0], [1, 2.0]], "memory": [[0, 500.0], [2, 510.0]],
+    "session_s": [1.0, 2.0, 3.0], "recovered_s": [5, 1.0, 2.0], "goodput": [[0, 1.0], [1, 2.0]],
+    "memory": [[0, 500.0], [2, 510.0]],
     "sessions_open": [[0, 1], [2, 3]], "admission_ms": {"admitted": 0.5}, "gateway_share": 0.05}
 
 

@@ -67,6 +67,8 @@ def clients(found: Found) -> Iterator[str]:
         f"requests or sessions that failed | {found['lost']}",
         f"clients killed in the middle of a session, on purpose | {found['crashed']}",
         f"workers killed under load, on purpose | {found['restarted']}",
+        (f"sessions of that worker, and p50 and longest time of the request that waited for a new one in s | "
+         f"{found['recovered_s'][0]:g}: {cells(found['recovered_s'][1:], '.2f').replace(' |', ',')}"),
         f"p50, p90, p99 of a request in s | {cells(found['answer_s'], '.2f').replace(' |', ',')}",
         f"p50, p90, p99 of a new session with its model in s | {cells(found['session_s'], '.2f').replace(' |', ',')}",
         f"part of the time in which the device was in use | {found['device_use']:.1%}",

@@ -48,6 +48,8 @@ class Kind(enum.IntEnum):
     """A request was answered with something else."""
     LOST = 3
     """A request, or the beginning of a session, ended with an error, which the client's log has."""
+    RECOVERED = 4
+    """As `ANSWER`, and the session's worker had died meanwhile, so that its values were computed again."""
 
 
 @attrs.frozen
@@ -123,13 +125,16 @@ class _Client:
         model = self._random.choice(self._orders.models)
         module = model.with_weights(djinn.models.load(model.name))
         yield Kind.SESSION
+        recoveries = 0
         for _ in range(self._random.randrange(1, REQUESTS)):
             if time.monotonic() > self._orders.until_s:
                 break
             case = self._random.randrange(len(model.inputs))
             with torch.no_grad():
                 answer = module(model.inputs[case].to(DEVICE)).cpu()
-            yield Kind.ANSWER if torch.equal(answer, model.answers[case]) else Kind.WRONG
+            before, recoveries = recoveries, djinn.stats()["recoveries"]
+            right = Kind.RECOVERED if recoveries > before else Kind.ANSWER
+            yield right if torch.equal(answer, model.answers[case]) else Kind.WRONG
         while is_last:
             time.sleep(1)  # the timer ends the process
         djinn.shutdown()

@@ -217,6 +217,7 @@ class Outcome:
         device_use: Part of the time in which the device was in use.
         weights: What it should be.
         answer_s, session_s: p50, p90 and p99 of requests, and of beginning a session.
+        recovered_s: Of requests whose worker was killed: how many there were, their p50, and the longest.
         goodput: Right answers a second, over time.
         memory: MiB of the server's processes, over time.
         sessions_open: Sessions, over time.
@@ -241,6 +242,7 @@ class Outcome:
     weights: Mapping[str, float]
     answer_s: Sequence[float]
     session_s: Sequence[float]
+    recovered_s: Sequence[float]
     goodput: Sequence[tuple[float, float]]
     memory: Sequence[tuple[float, float]]
     sessions_open: Sequence[tuple[float, float]]
@@ -255,16 +257,19 @@ def told(options: argparse.Namespace, models: Sequence[StoredModel], events: Seq
     took = {kind: [event.took_s for event in events if event.kind is kind] or [0.0] for kind in Kind}
     length_s = options.minutes * 60
     step_s = max(1.0, length_s / 120)
-    steps = Counter(int((event.at_s - began_s) / step_s) for event in events if event.kind is Kind.ANSWER)
+    steps = Counter(int((event.at_s - began_s) / step_s) for event in events
+                    if event.kind in (Kind.ANSWER, Kind.RECOVERED))
     first_s = next((each.at_s for each in samples if each.sessions > 0.9 * options.clients), 0.0)
     busy = [each for each in samples if first_s + SETTLING_S <= each.at_s <= length_s]
     return Outcome(
         datetime.datetime.now(datetime.UTC).date().isoformat(), machine(), options.clients, len(models),
-        options.minutes, sum(model.size_bytes for model in models) / 2**20, counts[Kind.SESSION], counts[Kind.ANSWER],
-        counts[Kind.WRONG], counts[Kind.LOST] + len(crowd.failed), crowd.crashed, int(options.kill), *shares(busy),
+        options.minutes, sum(model.size_bytes for model in models) / 2**20, counts[Kind.SESSION],
+        counts[Kind.ANSWER] + counts[Kind.RECOVERED], counts[Kind.WRONG], counts[Kind.LOST] + len(crowd.failed),
+        crowd.crashed, int(options.kill), *shares(busy),
         {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()},
         [percentile(took[Kind.ANSWER], part) for part in (0.5, 0.9, 0.99)],
         [percentile(took[Kind.SESSION], part) for part in (0.5, 0.9, 0.99)],
+        [counts[Kind.RECOVERED], *(percentile(took[Kind.RECOVERED], part) for part in (0.5, 1.0))],
         [(step * step_s, steps[step] / step_s) for step in range(int(length_s / step_s))],
         [(each.at_s, each.mib) for each in samples], [(each.at_s, each.sessions) for each in samples], {}, 0.0)
 
