@@ -24,7 +24,7 @@ from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
 from djinn.record.tensor import LazyTensor
 from djinn_prefetch.callers import ReadAhead, read_ahead
 from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of
-from djinn_prefetch.fetched import FetchedValues, Key, is_plain_view, key_of
+from djinn_prefetch.fetched import FetchedValues, Key, changes_nothing, is_computed_now, key_of, read_by
 from djinn_prefetch.history import History
 
 __all__ = ("PrefetchingBackend", "open_prefetching")
@@ -47,8 +47,8 @@ class _Pause:
 class PrefetchingBackend(BackendWrapper):
     """Fetches, with a value, those that its caller will ask for next, and caches them until they are asked for.
 
-    The cache is valid until an operation is recorded that is more than a view. All of it is dropped then. Values that
-    are computed in advance have rules of their own: see `Continuations`.
+    The cache is valid until an operation is recorded that is more than a view or ``item()``. All of it is dropped then.
+    Values that are computed in advance have rules of their own: see `Continuations`.
 
     Args:
         plain: The backend that does the work.
@@ -106,7 +106,7 @@ class PrefetchingBackend(BackendWrapper):
         """Fetch values, or take them from the cache."""
         self._raise_unheard()
         pending = tuple(self._tape.nodes)
-        if self._cache and not all(map(is_plain_view, pending)):
+        if self._cache and not all(map(changes_nothing, pending)):
             self._drop()
         caller = program_frame()
         if caller is None or len(slots) != 1 or self._wishes.are_refused:
@@ -124,7 +124,7 @@ class PrefetchingBackend(BackendWrapper):
         """Send everything pending; the cache stays valid if there are only views."""
         pending = tuple(self._tape.nodes)
         before = self.nodes_taken
-        if self._cache and not all(map(is_plain_view, pending)):
+        if self._cache and not all(map(changes_nothing, pending)):
             self._drop()
         with self._taking(pending):
             self.plain.flush()
@@ -224,15 +224,11 @@ class PrefetchingBackend(BackendWrapper):
             self._wishes.died(number)
         self._freed.extend(numbers)
 
-    def _is_computed_now(self, slot: Slot) -> bool:
-        nodes = self._tape.nodes
-        last = nodes[-1] if nodes else None
-        return last is not None and slot in last.outputs and not is_plain_view(last)
-
     def _fetch_one(self, slot: Slot, caller: FrameType, place: Place, pending: Sequence[Node], *,
                    whole: bool) -> list[Any]:
-        is_at_rest = not self._is_computed_now(slot)
-        ask = read_ahead(slot, caller, place, self._last, self._is_dull) if is_at_rest else None
+        source = read_by(self._tape.nodes, slot)
+        is_at_rest = not is_computed_now(self._tape.nodes, source)
+        ask = read_ahead(source, caller, place, self._last, self._is_dull) if is_at_rest else None
         if ask is None:
             self._drop()
             return self._fetch_with_foreseen(slot, place, pending, (), whole=whole)
@@ -241,7 +237,9 @@ class PrefetchingBackend(BackendWrapper):
             value = self._cache.use(ask.key)
             if not self._cache:
                 self._noted(place, useful=True)
-            return [value]
+            return [value if source is slot else value.item()]
+        if source is not slot:
+            ask = attrs.evolve(ask, tensors=tuple(tensor for tensor in ask.tensors if tensor.numel() == 1))
         return self._fetch_with_next(slot, ask, pending, whole=whole)
 
     def _fetch_with_next(self, slot: Slot, ask: ReadAhead, pending: Sequence[Node], *, whole: bool) -> list[Any]:

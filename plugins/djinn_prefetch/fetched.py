@@ -9,9 +9,10 @@ import torch
 
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
+from djinn.ir.value import Slot
 from djinn.record.tensor import LazyTensor
 
-__all__ = ("FetchedValues", "Key", "is_plain_view", "key_of")
+__all__ = ("FetchedValues", "Key", "changes_nothing", "is_computed_now", "is_plain_view", "key_of", "read_by")
 
 Key = tuple[int, TensorSpec]
 """A value, whichever tensor stands for it: its storage, and its place and form in it. Specs are interned."""
@@ -30,6 +31,28 @@ def is_plain_view(node: Node) -> bool:
     signature = node.signature
     return (bool(signature.aliases) and min(signature.aliases) >= 0 and not signature.writes
             and not signature.is_random and signature.template.operator.partition(".")[0] not in _HIDING_VIEWS)
+
+
+def _reads_number(node: Node) -> bool:
+    """Whether a node reads the only element of a tensor, as ``item()`` does."""
+    return node.signature.template.operator.partition(".")[0] == "aten::_local_scalar_dense"
+
+
+def changes_nothing(node: Node) -> bool:
+    """Whether fetched values are valid after a node."""
+    return is_plain_view(node) or _reads_number(node)
+
+
+def read_by(nodes: Sequence[Node], slot: Slot) -> Slot:
+    """Return the tensor that the last node reads a number from; the slot itself if it is no such number."""
+    last = nodes[-1] if nodes else None
+    return last.inputs[0] if last is not None and slot in last.outputs and _reads_number(last) else slot
+
+
+def is_computed_now(nodes: Sequence[Node], slot: Slot) -> bool:
+    """Whether the last node that does not only read a number computes a value."""
+    last = next((node for node in reversed(nodes[-2:]) if not _reads_number(node)), None)
+    return last is not None and slot in last.outputs and not is_plain_view(last)
 
 
 @attrs.define

@@ -149,6 +149,41 @@ def test_a_write_in_the_middle_of_a_loop_is_seen(write: Any) -> None:
     assert all(map(torch.equal, run(DEVICE), run("cpu")))
 
 
+@pytest.mark.parametrize("read", [torch.Tensor.item, float, lambda number: number.detach().item()],
+                         ids=["item", "float", "item of a view"])
+@pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "pending"])
+def test_the_numbers_that_a_loop_reads_come_in_one_round_trip(read: Any, at_rest: bool) -> None:
+    numbers = [torch.full((), float(index), device=DEVICE) / 2 for index in range(6)]
+    if at_rest:
+        djinn.synchronize()
+    djinn.reset_stats()
+    assert [read(number) for number in numbers] == [index / 2 for index in range(6)]
+    assert djinn.stats()["round_trips"] == 1
+
+
+def test_a_number_that_is_written_while_a_loop_reads_others_is_seen() -> None:
+    numbers = [torch.full((1,), float(index), device=DEVICE) for index in range(6)]
+    made = []
+    for index, number in enumerate(numbers):
+        made.append(number.item())
+        if index == 1:
+            numbers[3].add_(1)
+    assert made == [0.0, 1.0, 2.0, 4.0, 4.0, 5.0]
+
+
+def test_a_lost_number_disturbs_no_others() -> None:
+    numbers = [torch.full((1,), float(index), device=DEVICE) for index in range(4)]
+    numbers.insert(2, numbers[0][torch.tensor([9], device=DEVICE)])
+    made: list[Any] = []
+    for number in numbers:
+        try:
+            made.append(number.item())
+        except IndexError:
+            made.append("raised")
+    # The first wait reports the failure, and the third the value that it has cost.
+    assert made == ["raised", 1.0, "raised", 2.0, 3.0]
+
+
 def test_a_look_at_one_tensor_brings_only_that(trained: Any) -> None:
     model, _ = trained
     count, _ = trips(model[0].weight.cpu)

@@ -64,3 +64,22 @@ def test_a_gradient_scaler_waits_for_nothing_with_a_fused_optimizer(clips: bool)
     assert set(_trips(_scaled(clips), fused=True)) == {0}
     # With others, PyTorch asks whether to make the step.
     assert set(_trips(_scaled(clips), fused=False)) == {1}
+
+
+def test_accumulated_losses_are_read_in_one_round_trip_a_step() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trips = []
+    for _ in range(4):
+        before, losses = djinn.stats()["round_trips"], []
+        for _ in range(4):
+            loss = model(torch.randn(4, 8).to(DEVICE)).square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert sum(loss.item() for loss in losses) > 0
+        trips.append(djinn.stats()["round_trips"] - before)
+    assert trips == 4 * [1]
