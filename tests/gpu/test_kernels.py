@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from support.processes.warm import run_script
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 
@@ -15,6 +14,5 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is n
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
 @pytest.mark.parametrize("program", ["attention_program.py", "recurrent_program.py"])
 def test_operators_equal_local_pytorch(program: str, device: str) -> None:
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name(program)), device], capture_output=True,
-                          text=True, timeout=300, check=False)
+    done = run_script(Path(__file__).with_name(program), device, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.device_report import device_of
 from gpu import programs
+from support.processes.warm import run_script
 from support.servers.serving import Serving
 
 import djinn
@@ -35,8 +34,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("served")
     device, _, overlaps = request.param.partition(" ")
     file = folder / "wanted.pt"
-    done = subprocess.run([sys.executable, str(Path(programs.__file__)), device, str(file)], capture_output=True,
-                          text=True, timeout=300, check=False)
+    done = run_script(Path(programs.__file__), device, str(file), timeout_s=300)
     assert done.returncode == 0, done.stderr
     with Serving(folder / "log", "--device", device, DJINN_CUDA_OVERLAP="1" if overlaps else "0") as server:
         yield server.address, torch.load(file)

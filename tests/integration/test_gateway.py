@@ -142,7 +142,9 @@ def test_no_orphans_after_sigterm(start: Callable[..., Any], tokens: TokenFile) 
 
 
 def test_a_worker_knows_no_secrets_of_the_gateway_and_ends_when_that_is_killed(start_server: Any) -> None:
-    server = start_server(DJINN_TOKEN="very secret", DJINN_OWNER="mine too")
+    server = start_server(DJINN_TOKEN="very secret", DJINN_OWNER="mine too", STARTS_FORKSERVER="1")
+    (forkserver,) = children_of(server.process.pid)
+    assert b"djinn_server.forkserver" in Path(f"/proc/{forkserver}/cmdline").read_bytes()
     connection = session(server, "very secret")
     workers = server.workers
     for worker in workers:

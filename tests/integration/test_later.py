@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from support.network import delaying_proxy
+from support.processes.warm import run_python
 
 import djinn
 
@@ -137,8 +137,8 @@ def test_a_program_that_ends_writes_its_last_lines(server: Any) -> None:
                "logging.basicConfig(handlers=[djinn.LaterHandler(logging.StreamHandler())], level='INFO')\n"
                f"x = torch.ones(3, device={DEVICE!r})\n"
                "for step in range(3): logging.info('%d: %.1f', step, djinn.later((x * step).sum()))\n")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True,
-                          env={**os.environ, "DJINN_SERVER": server.address})
+    done = run_python(program, DJINN_SERVER=server.address)
+    assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines() == ["INFO:root:0: 0.0", "INFO:root:1: 3.0", "INFO:root:2: 6.0"]
 
 

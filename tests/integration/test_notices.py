@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import djinn_notices.backend
 import pytest
 import torch
 from djinn_lib_trace.waits import is_installed
-from support.processes.warm import clean_environment
+from support.processes.warm import run_python
 
 import djinn
 from djinn.errors import ConfigurationError
@@ -120,8 +119,8 @@ def test_a_device_that_the_server_does_not_use_is_refused(server: Any) -> None:
 
 
 def _run(program: str, **environment: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], env=clean_environment(**environment), text=True, check=True,
-                          capture_output=True, timeout=120)
+    done = run_python(program, **environment)
+    assert done.returncode == 0, done.stderr
     return done.stderr
 
 

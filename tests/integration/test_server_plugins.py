@@ -98,7 +98,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(place: Path) -> Iterator[Serving]:
     with Serving(place / "log", "--plugins", "authenticator=by-name,admission=high-first,metrics=lines",
                  "--device-turns", "1", "--no-look-ahead", prelude=PLUGINS, OF_THE_GATEWAY="secret",
-                 LINES=str(place / "lines.json")) as serving:
+                 STARTS_FORKSERVER="1", LINES=str(place / "lines.json")) as serving:
         yield serving
     found, rejections = json.loads((place / "lines.json").read_text())
     assert found["high"]["ok"] > 0

@@ -92,6 +92,8 @@ def test_writers_at_the_same_time_lose_nothing(file: TokenFile) -> None:
     code = """
 import sys
 from pathlib import Path
+from djinn_start import postpone
+postpone("djinn")
 from djinn_authenticator_tokens.tokens import TokenFile
 for number in range(20):
     TokenFile(Path(sys.argv[1])).create(f"{sys.argv[2]}-{number}")

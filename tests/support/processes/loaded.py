@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 import djinn_server.opening
 import djinn_server.server
 import djinn_server.worker
 from djinn_cli.app import build
+from djinn_server.forkserver import fork_forkserver, prepare
+from djinn_server.spawning import ForkServer
 
 import djinn
 from djinn.plugins import Plugins
 
 __all__ = ("djinn", "djinn_server")
 
+
+def _forked(environment: Mapping[str, str]) -> ForkServer | None:
+    """Fork what a server starts as a new process if it has been given a secret, so that workers do not have it.
+
+    That takes seconds of a processor. For tests that look for the secret, ``STARTS_FORKSERVER`` is set.
+    """
+    if os.environ.get("STARTS_FORKSERVER"):
+        return _start(environment)
+
+    def begin() -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+        prepare(Plugins.configured({}, os.environ, "server"))
+
+    return fork_forkserver(begin)
+
+
 build({})
 Plugins.load()
+_start = djinn_server.opening.start_forkserver
+djinn_server.opening.start_forkserver = _forked

@@ -25,7 +25,8 @@ from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ("WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "share", "start_server")
+__all__ = (
+    "WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share", "start_server")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -201,6 +202,12 @@ def run_python(program: str, *arguments: str, path: Path | None = None, folder: 
             status = process.wait()
             patience.cancel()
         return subprocess.CompletedProcess([program, *arguments], status, printed, log.read_text())
+
+
+def run_script(path: Path, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run ``python path arguments`` until it ends, as `run_python` runs a program."""
+    program = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    return run_python(program, str(path), *arguments, path=path.parent, timeout_s=timeout_s)
 
 
 def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path,
