@@ -11,13 +11,23 @@ from typing import Any, get_args
 import attrs
 import pytest
 from djinn_lib_server.kinds import MetricsOutput
-from djinn_lib_server.kinds.metrics import BUCKETS_S, Amounts, Counts, EndedBy, Outcome, TenantTotals
+from djinn_lib_server.kinds.metrics import (
+    BUCKETS_S,
+    MAX_PROGRAM_NAME,
+    Amounts,
+    Counts,
+    EndedBy,
+    Outcome,
+    ProgramTime,
+    TenantTotals,
+)
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.stored_models import StoredFile, StoredModel
 from hypothesis import given
 from hypothesis import strategies as st
 
+from djinn.ir.phase import ExecutionPhase
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
@@ -35,9 +45,13 @@ def _by(names: Any) -> st.SearchStrategy[dict[Any, int]]:
 _STATS = st.builds(
     Counts, requests=_by(Outcome), durations=_BUCKETS, duration_ns=_COUNTS, rejections=_by(Limited), waits=_BUCKETS,
     wait_ns=_COUNTS, device_ns=_COUNTS, received_bytes=_COUNTS, sent_bytes=_COUNTS, ended=_by(EndedBy))
+_PROGRAMS = st.lists(st.builds(
+    ProgramTime, st.text(max_size=MAX_PROGRAM_NAME), st.sampled_from(ExecutionPhase), _COUNTS, _COUNTS, _COUNTS),
+    max_size=2).map(tuple)
 _TOTALS = st.dictionaries(_LABELS, st.builds(
     TenantTotals, _STATS, st.builds(Amounts, sessions=_COUNTS, handles=_COUNTS, held_bytes=_COUNTS), _COUNTS,
-    st.integers(0, 100), st.dictionaries(st.sampled_from(["SIGKILL", "exit", "start"]), _COUNTS)), max_size=3)
+    st.integers(0, 100), st.dictionaries(st.sampled_from(["SIGKILL", "exit", "start"]), _COUNTS), _PROGRAMS),
+    max_size=3)
 
 
 @attrs.define

@@ -14,12 +14,15 @@ import attrs
 from djinn_lib_server.kinds.metrics import MetricsSource, TenantTotals
 
 from djinn.errors import ConfigurationError, DjinnError, RefusedError
+from djinn.ir.phase import ExecutionPhase
 
 __all__ = ("EVERY_S", "ServerModel")
 
 EVERY_S = 2.0
 """Time between two samples."""
 MAX_SAMPLES = 300
+MAX_PROGRAMS = 50
+"""How many programs of all tenants are shown."""
 FRESH_S = 0.5
 """How long a list of sessions is used again, for other readers of the page."""
 EVERYBODY = "(all)"
@@ -78,16 +81,19 @@ class ServerModel:
                      f"{(self._clock() - self._began_s) / 60:.0f} min",
             "problem": not_ready, "is_operator": is_operator, "can_drain": True,
             "charts": list(self._charts(tenant)),
-            "tables": [_tenants(totals), _memory(totals), _sessions(sessions)]}
+            "tables": [_tenants(totals), _memory(totals), _sessions(sessions), _programs(totals)]}
 
     def act(self, secret: str, action: str, target: str) -> dict[str, Any]:
         """Execute a command; see `DashboardModel.act`."""
         if not self._is_operator(secret):
             raise RefusedError("Only the operator may do that.", hint="Enter the operator's key.")
         if action == "end":
-            return {"done": self._source.operate("kick", {"target": target, "wait_s": _KICK_S, "keeps_worker": True})}
+            done = self._source.operate("kick", {"target": target, "wait_s": _KICK_S, "keeps_worker": True})
+            end = "ends after its program" if done["remains"] else "has ended"
+            return {"done": done, "said": f"Session {target[:8]} {end}."}
         if action == "drain":
-            return {"done": self._source.operate("drain", {})}
+            return {"done": self._source.operate("drain", {}),
+                    "said": "The server takes no new sessions, and ends after the last one."}
         raise ConfigurationError(f"There is no command {action[:40]!r}.", hint="There are: end, drain.")
 
     def _is_operator(self, secret: str) -> bool:
@@ -167,3 +173,15 @@ def _sessions(found: list[dict[str, Any]]) -> dict[str, Any]:
             "action": {"title": "End", "name": "end", "target": name, "question": f"End the session {name[:8]}?"}
             if name else None})
     return {"id": "sessions", "title": "Sessions", "columns": columns, "rows": rows}
+
+
+def _programs(totals: Mapping[str, TenantTotals]) -> dict[str, Any]:
+    columns = [_column("tenant", "text"), _column("program", "text"), _column("phase", "text"), _column("runs"),
+               _column("total", "seconds"), _column("mean", "seconds"), _column("longest", "seconds")]
+    found = sorted(((label, program) for label, tenant in totals.items() for program in tenant.programs),
+                   key=lambda pair: -pair[1].total_ns)
+    rows = [{"cells": [_name(label), program.name, "" if program.phase is ExecutionPhase.UNKNOWN
+                       else program.phase.replace("_", " "), program.runs, program.total_ns / 1e9,
+                       program.total_ns / 1e9 / max(program.runs, 1), program.longest_ns / 1e9]}
+            for label, program in found[:MAX_PROGRAMS]]
+    return {"id": "programs", "title": "Slow programs", "columns": columns, "rows": rows}

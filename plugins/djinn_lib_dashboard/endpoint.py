@@ -65,6 +65,9 @@ class DashboardModel(Protocol):
     def act(self, secret: str, action: str, target: str) -> Mapping[str, Any]:
         """Execute a command of the operator.
 
+        Returns:
+            What has happened, in words, as ``said``; more is for programs.
+
         Raises:
             RefusedError: The secret is not the operator's key.
             DjinnError: The command is unknown, or has failed.

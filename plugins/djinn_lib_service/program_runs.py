@@ -80,7 +80,7 @@ class ProgramRuns:
         self._ahead = ahead
         self._execute = memory.with_room_to_run(self._executed)
         self._warnings = warnings
-        self._in_turn = time.of if turns is None or is_limited else partial(_in_turn, turns, time)
+        self._in_turn = partial(_named, turns, time) if turns is None or is_limited else partial(_in_turn, turns, time)
         self._turn: Callable[[], AbstractContextManager[None]] = (
             nullcontext if turns is None or not is_limited else partial(_turn_without, memory.lock, turns))
         self._stop: Sequence[DjinnError] = ()
@@ -162,10 +162,10 @@ class ProgramRuns:
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
             outputs = self._warnings.of(
-                lambda: self._in_turn(lambda: known.run(self._stop, inputs, numbers, self._random, report)))
+                lambda: self._in_turn(known, lambda: known.run(self._stop, inputs, numbers, self._random, report)))
         elif isinstance(program, SupportsSkippedSteps):
             outputs = self._warnings.of(lambda: self._in_turn(
-                lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop)))
+                known, lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop)))
         else:
             raise next(iter(refused.values()))
         for given, left in zip(before, inputs, strict=True):
@@ -253,7 +253,7 @@ class ProgramRuns:
             return known.run(self._stop, inputs, numbers, self._random, report)
 
         try:
-            outputs, given = collected(lambda: self._in_turn(execute))
+            outputs, given = collected(lambda: self._in_turn(known, execute))
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
         if not (failures or given):
@@ -282,12 +282,18 @@ class ProgramRuns:
                        for value in written)
 
 
-def _in_turn(turns: Turns, time: RunTime, run: Callable[[], list[Any]]) -> list[Any]:
+def _in_turn(turns: Turns, time: RunTime, known: DefinedProgram, run: Callable[[], list[Any]]) -> list[Any]:
     turns.begin()
     try:
-        return time.of(run)
+        return _named(turns, time, known, run)
     finally:
         turns.end()
+
+
+def _named(turns: Turns | None, time: RunTime, known: DefinedProgram, run: Callable[[], list[Any]]) -> list[Any]:
+    if turns is not None:
+        turns.program = known.name
+    return time.of(run)
 
 
 @contextmanager

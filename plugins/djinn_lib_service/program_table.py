@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -22,6 +23,7 @@ from djinn_lib_service.kinds.executor import (
 from djinn_lib_service.kinds.guard import CheckedProgram, ProgramChecker
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.program_check import check_program
+from djinn_lib_service.program_names import name_of
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.turns import Allowance
 
@@ -47,6 +49,11 @@ class DefinedProgram:
     failed: Poisoned | None = None
     stoppable: SupportsStop | None = None
     changes_metadata: bool = False
+
+    @cached_property
+    def name(self) -> str:
+        """What it is called in lists for people."""
+        return name_of(self.definition.body)
 
     def run(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,

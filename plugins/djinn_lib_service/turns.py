@@ -8,7 +8,13 @@ from djinn.ir.program import Program
 
 
 class Turns(Protocol):
-    """Controls when a session may use the device."""
+    """Controls when a session may use the device.
+
+    Attributes:
+        program: Name of the program that runs; set between `begin` and `end`.
+    """
+
+    program: str
 
     def begin(self) -> None:
         """Wait until a program may run.

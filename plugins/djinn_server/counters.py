@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial, reduce
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import msgspec
 from djinn_lib_server.kinds.metrics import (
     BUCKETS_S,
+    MAX_PROGRAMS,
     NO_DURATIONS,
     Amounts,
     Counts,
@@ -20,11 +21,13 @@ from djinn_lib_server.kinds.metrics import (
     Evicted,
     MemoryKind,
     Outcome,
+    ProgramTime,
     ProtocolFault,
     Reason,
 )
 from djinn_lib_service.kinds import MemoryReport
 from djinn_lib_service.kinds.transport import SupportsByteCounts
+from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
 from djinn_server.abilities import supports
@@ -35,10 +38,11 @@ REPORT_S = 0.25
 """How often a worker reports. With longer intervals, statistics per second would be inaccurate."""
 STOP_TIMEOUT_S = 1.0
 class WorkerReport(msgspec.Struct, frozen=True, tag="report"):
-    """From a worker: its counters since it started, and its current amounts."""
+    """From a worker: its counters since it started, its current amounts, and the programs that took the most time."""
 
     counts: Counts
     amounts: Amounts
+    programs: Annotated[tuple[ProgramTime, ...], Meta(max_length=MAX_PROGRAMS)] = ()
 
 
 def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> WorkerReport:

@@ -16,6 +16,8 @@ from typing import Generic, TypeVar
 import attrs
 from djinn_lib_service.kinds.executor import DeviceMark
 
+from djinn.ir.phase import ExecutionPhase
+
 __all__ = ("DeviceClock", "DeviceSpan")
 
 LOOK_S = 0.005
@@ -33,6 +35,7 @@ class DeviceSpan(Generic[_Owner]):
         first, last: The marks around it.
         host_s: How long submitting it took.
         since_ns: From when on the device may have worked on it, by the monotonic clock.
+        program: Its name and phase.
     """
 
     owner: _Owner
@@ -40,6 +43,7 @@ class DeviceSpan(Generic[_Owner]):
     last: DeviceMark
     host_s: float
     since_ns: int
+    program: tuple[str, ExecutionPhase]
 
 
 class DeviceClock(Generic[_Owner]):

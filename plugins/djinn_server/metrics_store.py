@@ -7,10 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from djinn_lib_server.kinds.metrics import Amounts, Counts, TenantTotals
+import msgspec
+from djinn_lib_server.kinds.metrics import Amounts, Counts, ProgramTime, TenantTotals
 
 from djinn_server.counters import Meters, WorkerReport, added, merged
+from djinn_server.log_lines import printable
 from djinn_server.placement import DeviceLoad
+from djinn_server.program_times import summed
 from djinn_server.recent import RECENT_S, RecentSum
 
 __all__ = ("MAX_TENANTS", "OTHERS", "Account", "MetricsStore")
@@ -32,6 +35,7 @@ class Account:
         device: Position of the device that it uses.
         counts: The latest counters.
         amounts: The latest amounts.
+        programs: The programs that took the most time.
 
     Concurrency:
         `heed` is called by one thread.
@@ -44,11 +48,14 @@ class Account:
         self._wanted = RecentSum()
         self.counts = Counts()
         self.amounts = Amounts()
+        self.programs: tuple[ProgramTime, ...] = ()
 
     def heed(self, report: WorkerReport) -> None:
         """Record a report of the worker."""
         before, now = self.counts, time.monotonic()
         self.counts, self.amounts = merged(max, before, report.counts), report.amounts
+        self.programs = tuple(msgspec.structs.replace(program, name=printable(program.name))
+                              for program in report.programs)
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
         self._wanted.add(wanted_s, now)
 
@@ -71,6 +78,7 @@ class MetricsStore:
         self.gateway = Meters()
         self._lock = threading.Lock()
         self._past: dict[str, Counts] = {}
+        self._past_programs: dict[str, tuple[ProgramTime, ...]] = {}
         self._restarts: dict[str, Counter[str]] = {}
         self._accounts: dict[Account, None] = {}
 
@@ -86,6 +94,7 @@ class MetricsStore:
         with self._lock:
             del self._accounts[account]
             self._past[account.label] = added((self._past[account.label], account.counts))
+            self._past_programs[account.label] = summed((self._past_programs[account.label], account.programs))
 
     def restarted(self, tenant: str, cause: str) -> None:
         """Count an unplanned restart of a worker.
@@ -101,7 +110,7 @@ class MetricsStore:
         """Return the totals by label."""
         with self._lock:
             accounts = list(self._accounts)
-            past = dict(self._past)
+            past, past_programs = dict(self._past), dict(self._past_programs)
             restarts = {label: dict(causes) for label, causes in self._restarts.items()}
         found = {}
         for label, before in past.items():
@@ -109,7 +118,7 @@ class MetricsStore:
             found[label] = TenantTotals(
                 added((before, *(account.counts for account in own))),
                 _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
-                restarts[label])
+                restarts[label], summed((past_programs[label], *(account.programs for account in own))))
         return found
 
     def sessions(self) -> dict[str, int]:
@@ -133,6 +142,7 @@ class MetricsStore:
     def _label(self, tenant: str) -> str:
         label = tenant if tenant in self._past or len(self._past) < MAX_TENANTS else OTHERS
         self._past.setdefault(label, Counts())
+        self._past_programs.setdefault(label, ())
         self._restarts.setdefault(label, Counter())
         return label
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import attrs
 import msgspec
-from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts
+from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts, ProgramTime
 from djinn_lib_server.limits import Limited, Limits
 from djinn_lib_service.kinds.executor import DeviceMark
 
@@ -20,6 +20,7 @@ from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run, RunDelta
 from djinn_server.board import NOBODY, Board, Mark
 from djinn_server.device_clock import DeviceClock, DeviceSpan
+from djinn_server.program_times import ProgramTimes
 from djinn_server.recent import RECENT_S, RecentSum
 
 __all__ = ("DeviceLease", "RunQueue", "SessionSlot")
@@ -113,6 +114,7 @@ class RunQueue:
         self._waits = [0] * (len(BUCKETS_S) + 1)
         self._wait_s = 0.0
         self._used_s = 0.0
+        self._programs = ProgramTimes()
         self._recent = RecentSum()
         """How long the device was in use lately, by sessions of this worker and by other workers that it waited for."""
         self._asked_s = 0.0
@@ -131,11 +133,13 @@ class RunQueue:
                 return False
             for span, device_s in self.clock.finished():
                 self._charge(span.owner, device_s - span.host_s)
-                self._used(span.owner, device_s, time.monotonic())
+                self._used(span.owner, span.program, device_s, time.monotonic())
             self._show()
         return True
 
-    def _used(self, place: SessionSlot, used_s: float, now: float) -> None:
+    def _used(self, place: SessionSlot, program: tuple[str, ExecutionPhase], used_s: float, now: float) -> None:
+        if program[0]:
+            self._programs.add(program, used_s)
         self._used_s += used_s
         self._recent.add(used_s, now)
         place.recent.add(used_s, now)
@@ -222,6 +226,11 @@ class RunQueue:
             return msgspec.structs.replace(counts, waits=tuple(self._waits), wait_ns=int(self._wait_s * 1e9),
                                            device_ns=int(self._used_s * 1e9))
 
+    def slowest_programs(self) -> tuple[ProgramTime, ...]:
+        """Return the programs that took the most time."""
+        with self.lock:
+            return self._programs.slowest()
+
     @property
     def is_wanted(self) -> bool:
         """Whether another session or another worker is waiting for the device."""
@@ -266,11 +275,12 @@ class RunQueue:
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
+        program, place.program = (place.program, place.phase), ""
         last = None if self.clock is None else self.clock.mark()
         if self.clock is None or place.first is None or last is None:
-            self._used(place, used_s, now)
+            self._used(place, program, used_s, now)
         else:
-            self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns))
+            self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns, program))
         self._show()
         if self.is_recalled and now >= self._until_s:
             self._give_back(wants_more=bool(self._waiting or place.left))
@@ -335,6 +345,8 @@ class SessionSlot:
     Attributes:
         stop: Holds the reason once the session's current work has been cancelled; empty until then.
         mark: Recorded on the board while its programs run.
+        program: Name of the program that runs; empty if it has none.
+        phase: What its programs are part of.
         heard_s: When the last message arrived, or was finished.
         is_busy: Whether a message is being executed.
 
@@ -344,6 +356,8 @@ class SessionSlot:
 
     stop: Sequence[DjinnError] = ()
     mark: Mark = NOBODY
+    program: str = ""
+    phase: ExecutionPhase = ExecutionPhase.UNKNOWN
 
     def __init__(self, line: RunQueue) -> None:
         self._line = line
@@ -370,6 +384,7 @@ class SessionSlot:
         """Record a message that is about to be executed."""
         self.is_busy = True
         if batch.phase is not None:
+            self.phase = batch.phase
             self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
         runs = 0
         for command in batch.commands:

@@ -402,7 +402,7 @@ class Server:
         return HeldMemory(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
 
     def report(self) -> WorkerReport:
-        """Report the counters and the current amounts."""
+        """Report the counters, the current amounts, and the programs that took the most time."""
         services = [session.service for session in self.sessions.all()]
         counts = msgspec.structs.replace(self._line.counts(self._meters.counts()), cache_hits=self._store.hits,
                                          cache_misses=self._store.misses)
@@ -410,9 +410,9 @@ class Server:
         amounts = Amounts(len(services), sum(service.live_handles for service in services) + sum(
             count for _, _, _, count in closed), sum(service.held_bytes for service in services) + sum(
             named.size_bytes for _, _, named, _ in closed), self._store.size_bytes)
-        if self._manager is None:
-            return WorkerReport(counts, amounts)
-        return told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes)
+        made = (WorkerReport(counts, amounts) if self._manager is None else
+                told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes))
+        return msgspec.structs.replace(made, programs=self._line.slowest_programs())
 
     def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot) -> None:
         channel, service = names.channel, names.service

@@ -99,7 +99,12 @@ def test_tenants_see_what_is_theirs_and_the_operator_sees_and_ends_sessions(serv
         assert value.sum().item() == 1000
         wait_until(lambda: bool(reader.rows(ann, "tenants")))  # workers report their counts once a second
         assert [row[0] for row in reader.rows(ann, "tenants")] == ["ann"]
-        assert reader.rows(bob, "tenants") == reader.rows(bob, "sessions") == []
+        wait_until(lambda: bool(reader.rows(ann, "programs")))
+        (program,) = reader.rows(ann, "programs")
+        assert (program[0], program[3], "sum" in program[1]) == ("ann", 1, True), program
+        assert program[4] == program[5] == program[6] > 0
+        assert reader.rows(served.key, "programs") == [program]
+        assert reader.rows(bob, "tenants") == reader.rows(bob, "sessions") == reader.rows(bob, "programs") == []
         (session,) = reader.rows(ann, "sessions")
         assert reader.rows(served.key, "sessions")[0][:2] == session[:2] == [session[0], "ann"]
         assert session[7] >= value.numel() * 4
@@ -171,7 +176,10 @@ def test_a_browser_shows_it_live(served: Served, tmp_path: Path) -> None:
         try:
             torch.ones(2, device="remote_accelerator:0").sum().item()
             wait_until(lambda: "bob" in page.texts("#sessions td"))
+            wait_until(lambda: "bob" in page.texts("#programs td"))
             assert page.texts("#sessions button") == ["End"]
+            page.value("window.confirm = () => true; document.querySelector('#sessions button').click()")
+            wait_until(lambda: page.texts("#said")[0].endswith("has ended."))
         finally:
             djinn.shutdown()
         wait_until(lambda: "bob" not in page.texts("#sessions td"))

@@ -82,7 +82,9 @@ def test_a_worker_cannot_make_a_count_fall() -> None:
 
 @pytest.mark.parametrize("spoilt", [
     {"counts": {"requests": {"x" * 100: 1}}}, {"counts": {"sent_bytes": -1}}, {"counts": {"duration_ns": 2**63}},
-    {"counts": {"durations": [1]}}, {"counts": {"rejections": {"mine": 1}}}, {"amounts": {"sessions": 0.5}}])
+    {"counts": {"durations": [1]}}, {"counts": {"rejections": {"mine": 1}}}, {"amounts": {"sessions": 0.5}},
+    {"programs": 11 * [["sum", "unknown", 1, 1, 1]]}, {"programs": [["x" * 121, "unknown", 1, 1, 1]]},
+    {"programs": [["sum", "mine", 1, 1, 1]]}, {"programs": [["sum", "unknown", 1, -1, 1]]}])
 def test_a_worker_can_make_no_label(spoilt: dict[str, object]) -> None:
     decoder = msgspec.msgpack.Decoder(ControlMessage)
     message = {"type": "report", "counts": {}, "amounts": {}}

@@ -14,6 +14,7 @@ from djinn_server import device_clock
 from djinn_server.board import Board, mark_of
 from djinn_server.run_queue import RunQueue, SessionSlot
 
+from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run
 
 RUN = Run(1, (), [], ())
@@ -66,9 +67,10 @@ class Bench:
         for place, name in zip(self.places, NAMES, strict=True):
             place.mark = mark_of(name, bytes(32), "")
 
-    def run(self, place: SessionSlot, device_s: float) -> None:
-        place.received(Batch([RUN]))
+    def run(self, place: SessionSlot, device_s: float, program: str = "", phase: ExecutionPhase | None = None) -> None:
+        place.received(Batch([RUN], phase=phase))
         place.begin()
+        place.program = program
         self.device.submit(device_s)
         place.end()
         place.carried_out()
@@ -109,6 +111,21 @@ def test_sessions_are_charged_for_what_the_device_computes(bench: Bench) -> None
     assert bench.used_s == pytest.approx(10.5, abs=1e-3)
     assert huge.finish == pytest.approx(10.0, abs=0.1)
     assert small.finish == pytest.approx(0.5, abs=0.1)
+
+
+def test_a_program_is_charged_what_the_device_computes(bench: Bench) -> None:
+    first, second = bench.places
+    bench.run(first, 3.0, "mm", ExecutionPhase.LLM_DECODE)
+    bench.run(second, 1.0, "sum")
+    bench.run(second, 0.5)
+    assert bench.line.slowest_programs() == ()
+    bench.pass_until(3.5)
+    bench.run(first, 2.0, "mm")
+    bench.pass_until(7.0)
+    found = [(each.name, each.phase, each.runs, each.total_ns / 1e9, each.longest_ns / 1e9)
+             for each in bench.line.slowest_programs()]
+    assert found == [("mm", "llm_decode", 2, pytest.approx(5), pytest.approx(3)),
+                     ("sum", "unknown", 1, pytest.approx(1), pytest.approx(1))]
 
 
 def test_the_next_program_is_that_of_whoever_has_used_the_device_less(bench: Bench) -> None:

@@ -23,6 +23,7 @@ function size(bytes) {
 }
 
 function duration(seconds) {
+  if (seconds > 0 && seconds < 0.1) return `${(seconds * 1000).toFixed(seconds < 0.01 ? 2 : 1)} ms`;
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor(seconds % 3600 / 60)} min`;
@@ -94,23 +95,30 @@ function table(found, isOperator) {
 async function act(action) {
   if (!confirm(action.question)) return;
   try {
-    await ask("act", { action: action.name, target: action.target });
-    await show();
+    tell("said", (await ask("act", { action: action.name, target: action.target })).said);
   } catch (error) {
-    complain(error.message);
+    tell("said", error.message);
   }
+  await show();
+}
+
+function tell(where, text) {
+  find(where).textContent = text;
+  find(where).hidden = !text;
 }
 
 function complain(text) {
-  find("problem").textContent = text;
-  find("problem").hidden = !text;
+  tell("problem", text);
 }
 
 function draw(state) {
   find("about").textContent = state.about;
   complain(state.problem);
   find("charts").replaceChildren(...state.charts.map(chart));
-  find("tables").replaceChildren(...state.tables.map((found) => table(found, state.is_operator)));
+  // A button that is replaced while it is pressed is not clicked.
+  if (!document.querySelector("#tables :active")) {
+    find("tables").replaceChildren(...state.tables.map((found) => table(found, state.is_operator)));
+  }
   find("drain").hidden = !(state.is_operator && state.can_drain);
   find("leave").hidden = !secret;
   find("content").hidden = false;
@@ -135,6 +143,7 @@ function enter(reason) {
   secret = "";
   sessionStorage.removeItem(KEY);
   complain(reason);
+  tell("said", "");
   for (const id of ["content", "drain", "leave"]) find(id).hidden = true;
   find("enter").hidden = false;
   find("secret").focus();

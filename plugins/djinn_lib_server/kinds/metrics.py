@@ -12,15 +12,16 @@ import attrs
 import msgspec
 from msgspec import Meta
 
+from djinn.ir.phase import ExecutionPhase
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import ServeOptions
 
 if TYPE_CHECKING:
     from djinn_lib_service.stored_models import StoredModel
 
-__all__ = ("BUCKETS_S", "NO_DURATIONS", "Amounts", "Counts", "EndedBy", "Evicted", "MemoryKind", "MetricsFactory",
-           "MetricsOutput", "MetricsSource", "Outcome", "PeriodicOutput", "ProtocolFault", "Reason",
-           "SamplingMetricsFactory", "TenantTotals")
+__all__ = ("BUCKETS_S", "MAX_PROGRAMS", "MAX_PROGRAM_NAME", "NO_DURATIONS", "Amounts", "Counts", "EndedBy", "Evicted",
+           "MemoryKind", "MetricsFactory", "MetricsOutput", "MetricsSource", "Outcome", "PeriodicOutput", "ProgramTime",
+           "ProtocolFault", "Reason", "SamplingMetricsFactory", "TenantTotals")
 
 STOP_TIMEOUT_S = 5.0
 _log = logging.getLogger("djinn.server")
@@ -37,6 +38,10 @@ Evicted: TypeAlias = Literal["results_ahead", "uploads", "weight", "kv_cache", "
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Buckets: TypeAlias = Annotated[tuple[Count, ...], Meta(min_length=len(BUCKETS_S) + 1, max_length=len(BUCKETS_S) + 1)]
 NO_DURATIONS = (0,) * (len(BUCKETS_S) + 1)
+MAX_PROGRAMS = 10
+"""How many programs of a tenant are named."""
+MAX_PROGRAM_NAME = 120
+"""Longest name of a program."""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -102,6 +107,24 @@ class Amounts(msgspec.Struct, frozen=True):
     pressure_tier: Annotated[int, Meta(ge=0, le=2)] = 0
 
 
+class ProgramTime(msgspec.Struct, frozen=True, array_like=True):
+    """How long a program of a tenant ran. Programs with the same name and phase count as one.
+
+    Attributes:
+        name: The operators that it calls most often.
+        phase: What it is part of, as far as its client knows.
+        runs: How often it ran.
+        total_ns: Running time of all runs, on the device.
+        longest_ns: Running time of the longest one.
+    """
+
+    name: Annotated[str, Meta(max_length=MAX_PROGRAM_NAME)]
+    phase: ExecutionPhase
+    runs: Count
+    total_ns: Count
+    longest_ns: Count
+
+
 @attrs.frozen
 class TenantTotals:
     """The statistics of one label's workers.
@@ -112,6 +135,8 @@ class TenantTotals:
         limit_bytes: Memory limit of their sessions; 0 if there is none.
         workers: Number of workers that serve.
         restarts: Number of restarts, by cause.
+        programs: At most `MAX_PROGRAMS` programs that took the most time, that with the longest time first. Other
+            programs take their places: they are for people to read, and no series.
     """
 
     counts: Counts = attrs.field(factory=Counts)
@@ -119,6 +144,7 @@ class TenantTotals:
     limit_bytes: int = 0
     workers: int = 0
     restarts: dict[str, int] = attrs.field(factory=dict)
+    programs: tuple[ProgramTime, ...] = ()
 
 
 class MetricsSource(Protocol):
