@@ -20,6 +20,8 @@ from djinn_lib_cluster.messages import (
     MAX_MODELS,
     Accepted,
     DirectoryProblem,
+    Draining,
+    DrainOrder,
     Join,
     LoadReport,
     decoded,
@@ -30,7 +32,7 @@ from djinn_lib_server.options import DirectoryOptions, ServeOptions
 from djinn_lib_server.secret_files import key_in
 from djinn_lib_service.settings import client_authorities
 
-from djinn.errors import ConfigurationError
+from djinn.errors import ConfigurationError, DjinnError
 
 __all__ = ("Announcement", "Announcements")
 
@@ -41,7 +43,7 @@ _log = logging.getLogger("djinn.server")
 
 
 class Announcement(MetricsOutput):
-    """Keeps a connection to a directory, and reports the server's load every second.
+    """Keeps a connection to a directory, reports the server's load every second, and drains the server when asked to.
 
     If the directory is gone, it tries to join again until it is back.
 
@@ -121,9 +123,10 @@ class Announcement(MetricsOutput):
                 else anyio.connect_tcp(directory.host, directory.port, ssl_context=context,
                                        tls_standard_compatible=False))
         async with stream:
+            lines = BufferedByteReceiveStream(stream)
             with anyio.fail_after(TIMEOUT_S):
                 await stream.send(encoded(Join(self._key, directory.name, self._address())))
-                answer = decoded(await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_LINE_BYTES))
+                answer = decoded(await lines.receive_until(b"\n", MAX_LINE_BYTES))
             if isinstance(answer, DirectoryProblem):
                 raise ConfigurationError(answer.summary)
             if not isinstance(answer, Accepted):
@@ -134,7 +137,24 @@ class Announcement(MetricsOutput):
                 report = await anyio.to_thread.run_sync(self._report)
                 with anyio.fail_after(TIMEOUT_S):
                     await stream.send(encoded(report))
-                await anyio.sleep(EVERY_S)
+                order = None
+                with anyio.move_on_after(EVERY_S):
+                    order = decoded(await lines.receive_until(b"\n", MAX_LINE_BYTES))
+                if order is not None:
+                    done = await self._obeyed(order)
+                    with anyio.fail_after(TIMEOUT_S):
+                        await stream.send(encoded(done))
+
+    async def _obeyed(self, order: object) -> Draining | DirectoryProblem:
+        """Drain the server, and return the answer to the directory."""
+        if not isinstance(order, DrainOrder):
+            raise ConfigurationError("it sends what no directory sends")
+        _log.info("the directory %s asks this server to drain", self._directory)
+        try:
+            await anyio.to_thread.run_sync(self._source.operate, "drain", {}, abandon_on_cancel=True)
+        except DjinnError as error:
+            return DirectoryProblem(error.code, error.summary[:4000], error.hint[:4000])
+        return Draining()
 
     def _address(self) -> str:
         """Return the address that clients are given; a server that listens on all addresses is known by its name."""

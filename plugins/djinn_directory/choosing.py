@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import attrs
 from djinn_lib_cluster.messages import ListedServer, LoadReport, Resolve
 
+from djinn_directory.ordering import ServerOrders
+
 __all__ = ("MAX_NAMED", "STALE_S", "JoinedServer", "ServerListing")
 
 STALE_S = 10.0
@@ -28,6 +30,7 @@ class JoinedServer:
         reported_s: When that arrived.
         led_s: When clients were led there, not long ago.
         models: Those of the last report.
+        orders: Asks it to drain; ``None`` until it is accepted.
     """
 
     address: str
@@ -35,6 +38,7 @@ class JoinedServer:
     reported_s: float = 0.0
     led_s: list[float] = attrs.field(factory=list)
     models: frozenset[str] = frozenset()
+    orders: ServerOrders | None = None
 
 
 class ServerListing:
@@ -63,6 +67,10 @@ class ServerListing:
         """Remove a server, unless it has joined again."""
         if self._members.get(member.address) is member:
             del self._members[member.address]
+
+    def find(self, address: str) -> JoinedServer | None:
+        """Return a server by its address."""
+        return self._members.get(address)
 
     def report(self, member: JoinedServer, load: LoadReport) -> None:
         """Replace a server's load."""

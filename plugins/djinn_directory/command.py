@@ -110,7 +110,7 @@ def directory(
         raise typer.Exit(USAGE_ERROR) from None
     endpoint = DirectoryEndpoint(name, secret, _checking(authenticator), context)
     listening: list[tuple[socket.socket, _Answering]] = [(sock, endpoint)]
-    model = ClusterModel(name, str(address), secret, endpoint.listing)
+    model = ClusterModel(name, str(address), secret, endpoint.listing, endpoint.drain)
     if page_sock is not None:
         listening.append((page_sock, _page(model, host, context)))
         url = attrs.evolve(address, scheme="https" if tls_cert else "http", port=page_sock.getsockname()[1], name="")

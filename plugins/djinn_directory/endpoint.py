@@ -18,6 +18,7 @@ from djinn_lib_cluster.messages import (
     MAX_LOAD_BYTES,
     Accepted,
     DirectoryProblem,
+    Draining,
     Join,
     ListServers,
     LoadReport,
@@ -28,8 +29,9 @@ from djinn_lib_cluster.messages import (
 )
 from djinn_lib_server.accepting import accept_forever
 
-from djinn.errors import DjinnError, LimitError, ProtocolError, RefusedError
+from djinn.errors import ConfigurationError, DjinnError, LimitError, ProtocolError, RefusedError
 from djinn_directory.choosing import STALE_S, ServerListing
+from djinn_directory.ordering import ServerOrders
 
 __all__ = ("DirectoryEndpoint",)
 
@@ -73,6 +75,18 @@ class DirectoryEndpoint:
     async def run(self, listener: SocketListener) -> None:
         """Answer until cancelled."""
         await accept_forever(listener, self._attend, MAX_CONNECTIONS)
+
+    async def drain(self, address: str) -> str:
+        """Ask a server to drain, and return what has happened.
+
+        Raises:
+            ConfigurationError: There is no such server, or it cannot do that.
+            TransportError: It does not answer.
+        """
+        member = self.listing.find(address)
+        if member is None or member.orders is None:
+            raise ConfigurationError(f"No server {address[:512]!r} is listed.", hint="It may have ended; look again.")
+        return await member.orders.drain()
 
     async def _attend(self, plain: SocketStream) -> None:
         try:
@@ -118,22 +132,27 @@ class DirectoryEndpoint:
         raise ProtocolError(f"A {type(message).__name__} where a question was expected.")
 
     async def _list(self, stream: ByteStream, lines: BufferedByteReceiveStream, join: Join) -> None:
-        """List a server for as long as it reports its load."""
+        """List a server for as long as it reports its load, and let it answer orders."""
         self._check_key(join.key)
         self._check_name(join.name)
         if len(self.listing) >= MAX_SERVERS:
             raise LimitError(f"A directory lists {MAX_SERVERS} servers at most.", hint="Start another one.")
-        member = self.listing.join(join.address)
+        member, orders = self.listing.join(join.address), ServerOrders(join.address, stream)
         try:
             await _send(stream, encoded(Accepted()))
+            member.orders = orders
             _log.info("%s has joined", join.address)
             while True:
                 with anyio.fail_after(STALE_S):
-                    load = _read(await lines.receive_until(b"\n", MAX_LOAD_BYTES))
-                if not isinstance(load, LoadReport):
-                    raise ProtocolError(f"A {type(load).__name__} where a load was expected.")
-                self.listing.report(member, load)
+                    message = _read(await lines.receive_until(b"\n", MAX_LOAD_BYTES))
+                if isinstance(message, LoadReport):
+                    self.listing.report(member, message)
+                elif isinstance(message, Draining | DirectoryProblem):
+                    orders.answered(message)
+                else:
+                    raise ProtocolError(f"A {type(message).__name__} where a load was expected.")
         finally:
+            orders.answered(None)
             self.listing.leave(member)
             _log.info("%s has left", join.address)
 

@@ -1,11 +1,11 @@
-"""What the page of a cluster shows: its servers, and how much they do."""
+"""What the page of a cluster shows, and the command that it executes: draining a server."""
 
 from __future__ import annotations
 
 import hmac
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import anyio
@@ -31,6 +31,7 @@ class ClusterModel:
         address: The directory's address.
         key: The key that servers share with the directory.
         listing: The servers; belongs to the event loop.
+        drain: Drains the server at an address, and returns what has happened.
         clock: Returns the time in seconds.
 
     Concurrency:
@@ -38,10 +39,12 @@ class ClusterModel:
     """
 
     def __init__(self, name: str, address: str, key: str, listing: ServerListing,
+                 drain: Callable[[str], Coroutine[Any, Any, str]],
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._about = f"cluster {name} · {address}"
         self._key = key.encode()
         self._listing = listing
+        self._drain = drain
         self._clock = clock
         self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=MAX_SAMPLES)
 
@@ -66,10 +69,12 @@ class ClusterModel:
                 "is_operator": True, "can_drain": False, "charts": list(_charts(samples)), "tables": [_table(servers)]}
 
     def act(self, secret: str, action: str, target: str) -> dict[str, Any]:
-        """Refuse all commands: servers are drained at their own pages."""
+        """Drain a server."""
         self._check(secret)
-        raise ConfigurationError(f"There is no command {action[:40]!r}.",
-                                 hint="`djinn cluster down` stops the servers; each of them can have a dashboard.")
+        if action != "drain":
+            raise ConfigurationError(f"There is no command {action[:40]!r}.",
+                                     hint="There is: drain. Sessions are ended at the pages of their servers.")
+        return {"said": anyio.from_thread.run(self._drain, target)}
 
     def _check(self, secret: str) -> None:
         if not hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), self._key):
@@ -86,6 +91,9 @@ def _charts(samples: list[tuple[float, int, int, int]]) -> Iterator[dict[str, An
 
 def _table(servers: list[ListedServer]) -> dict[str, Any]:
     rows = [{"cells": [server.address, load.problem, load.sessions, load.held_bytes, load.limit_bytes,
-                       ", ".join(load.models[::2])]} for server in servers if (load := server.load) is not None]
+                       ", ".join(load.models[::2])],
+             "action": {"title": "Drain", "name": "drain", "target": server.address,
+                        "question": f"Let {server.address} refuse new sessions, and end after the last one?"}}
+            for server in servers if (load := server.load) is not None]
     return {"id": "servers", "title": "Servers", "rows": rows, "columns": [
         {"title": title, "format": how, "is_problem": is_problem} for title, how, is_problem in _COLUMNS]}

@@ -17,6 +17,8 @@ __all__ = (
     "Accepted",
     "AskedDirectory",
     "DirectoryProblem",
+    "DrainOrder",
+    "Draining",
     "Join",
     "ListServers",
     "ListedServer",
@@ -105,6 +107,14 @@ class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
     """To a server: it is listed from its first load on."""
 
 
+class DrainOrder(msgspec.Struct, frozen=True, tag="drain"):
+    """To a server that has joined: refuse new sessions, and end after the last one; the operator has asked for it."""
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """From a server: the answer to `DrainOrder`, unless it is a `DirectoryProblem`."""
+
+
 class ListedServer(msgspec.Struct, frozen=True):
     """A server in an answer: its address and the URL of its metrics; operators are also given its load."""
 
@@ -120,14 +130,15 @@ class ServerList(msgspec.Struct, frozen=True, tag="servers"):
 
 
 class DirectoryProblem(msgspec.Struct, frozen=True, tag="problem"):
-    """To anybody: why there is no other answer, as the code, summary and hint of a `djinn.errors.DjinnError`."""
+    """Why there is no other answer, as the code, summary and hint of a `djinn.errors.DjinnError`."""
 
     code: Annotated[str, Meta(max_length=16)]
     summary: Annotated[str, Meta(max_length=4000)]
     hint: Annotated[str, Meta(max_length=4000)] = ""
 
 
-_Message: TypeAlias = Join | LoadReport | Resolve | ListServers | Accepted | ServerList | DirectoryProblem
+_Message: TypeAlias = (
+    Join | LoadReport | Resolve | ListServers | Accepted | DrainOrder | Draining | ServerList | DirectoryProblem)
 AskedDirectory: TypeAlias = Resolve | ListServers
 _decoder = msgspec.json.Decoder(_Message)
 

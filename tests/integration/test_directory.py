@@ -12,24 +12,39 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import anyio
+import attrs
 import pytest
 from anyio.abc import SocketListener
 from anyio.from_thread import start_blocking_portal
 from djinn_conformance.certificates import certificates
+from djinn_directory import ordering
 from djinn_directory.announcing import Announcements
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
 from djinn_directory.endpoint import DirectoryEndpoint
 from djinn_lib_cluster.asking import ask, parse
-from djinn_lib_cluster.messages import MAX_LINE_BYTES, Join, ListServers, LoadReport, Resolve, encoded
+from djinn_lib_cluster.messages import (
+    MAX_LINE_BYTES,
+    Accepted,
+    DirectoryProblem,
+    Draining,
+    Join,
+    ListServers,
+    LoadReport,
+    Resolve,
+    encoded,
+)
 from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
 from djinn_lib_server.secret_files import _is_exposed, key_in
 from support.processes.warm import WarmPython, clean_environment
+from support.servers.serving import Serving
 
 from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
 from djinn.plugins import Plugins
@@ -315,32 +330,133 @@ def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_env
     assert not plugins.settings(ClusterSettings).cluster
 
 
-def test_the_page_of_a_cluster_shows_its_servers_to_those_who_have_the_key(tmp_path: Path) -> None:
-    command = ["directory", "--name", "lab", "--key", str(tmp_path / "key"), "--dashboard-port", "0",
-               "--address-file", str(tmp_path / "address")]
+@attrs.frozen
+class ClusterPage:
+    """The page of a directory in another process, and the address and the file with the key of that directory."""
+
+    url: str
+    address: str
+    key_file: Path
+
+    @property
+    def key(self) -> str:
+        return self.key_file.read_text().strip()
+
+    def ask(self, path: str, secret: str, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+        page = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=20)
+        page.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
+                     {"Authorization": f"Bearer {secret}"})
+        with page.getresponse() as answer:
+            return answer.status, json.loads(answer.read())
+
+    def state(self) -> dict[str, Any]:
+        return self.ask("/state", self.key)[1]
+
+    def drain(self, target: str, secret: str | None = None) -> tuple[int, dict[str, Any]]:
+        return self.ask("/act", self.key if secret is None else secret, {"action": "drain", "target": target})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPage]:
+    folder = tmp_path_factory.mktemp("cluster")
+    command = ["directory", "--name", "lab", "--key", str(folder / "key"), "--dashboard-port", "0",
+               "--address-file", str(folder / "address")]
     with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(DJINN_TOKEN=TOKEN),
-                    log=tmp_path / "log", has_djinn=True) as process:
+                    log=folder / "log", has_djinn=True) as process:
         address = process.stdout.readline().split()[-1]
-        assert (tmp_path / "address").read_text() == f"{address}\n"
-        key = (tmp_path / "key").read_text().strip()
-        (url,) = re.findall(r"dashboard on (\S+),", (tmp_path / "log").read_text())
-
-        def state(secret: str) -> tuple[int, dict[str, Any]]:
-            page = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
-            page.request("GET", "/state", headers={"Authorization": f"Bearer {secret}"})
-            with page.getresponse() as answer:
-                return answer.status, json.loads(answer.read())
-
-        assert [state(secret)[0] for secret in ("", TOKEN, "another", key)] == [401, 401, 401, 200]
-        assert state(key)[1]["problem"] == "No session can begin: no server is ready."
-        with connected(address) as server:
-            server.sendall(encoded(Join(key, "lab", "tcp://host:1")))
-            server.sendall(encoded(LoadReport(sessions=3, held_bytes=5, limit_bytes=9, models=("gpt2", 64 * "0"))))
-            until(lambda: state(key)[1]["tables"][0]["rows"] != [])
-            found = state(key)[1]
-            assert found["tables"][0]["rows"] == [{"cells": ["tcp://host:1", "", 3, 5, 9, "gpt2"]}]
-            assert found["problem"] == ""
-            until(lambda: [chart["values"][-1] for chart in state(key)[1]["charts"]] == [1, 3, 5])
-        until(lambda: state(key)[1]["tables"][0]["rows"] == [])
+        assert (folder / "address").read_text() == f"{address}\n"
+        (url,) = re.findall(r"dashboard on (\S+),", (folder / "log").read_text())
+        yield ClusterPage(url, address, folder / "key")
         process.terminate()
-        assert process.wait(20) == 0, (tmp_path / "log").read_text()
+        assert process.wait(20) == 0, (folder / "log").read_text()
+
+
+def test_the_page_of_a_cluster_shows_its_servers_to_those_who_have_the_key(cluster: ClusterPage) -> None:
+    assert [cluster.ask("/state", secret)[0] for secret in ("", TOKEN, "another", cluster.key)] == [401, 401, 401, 200]
+    assert cluster.state()["problem"] == "No session can begin: no server is ready."
+    with connected(cluster.address) as server:
+        server.sendall(encoded(Join(cluster.key, "lab", "tcp://host:1")))
+        server.sendall(encoded(LoadReport(sessions=3, held_bytes=5, limit_bytes=9, models=("gpt2", 64 * "0"))))
+        until(lambda: cluster.state()["tables"][0]["rows"] != [])
+        found = cluster.state()
+        assert [row["cells"] for row in found["tables"][0]["rows"]] == [["tcp://host:1", "", 3, 5, 9, "gpt2"]]
+        assert found["problem"] == ""
+        until(lambda: [chart["values"][-1] for chart in cluster.state()["charts"]] == [1, 3, 5])
+    until(lambda: cluster.state()["tables"][0]["rows"] == [])
+
+
+def test_the_page_of_a_cluster_says_what_a_server_answers_that_is_to_drain(cluster: ClusterPage) -> None:
+    target = "tcp://host:7"
+    with connected(cluster.address) as server, ThreadPoolExecutor(1) as asking:
+        lines = server.makefile("rb")
+        server.sendall(encoded(Join(cluster.key, "lab", target)) + encoded(LoadReport()))
+        assert json.loads(lines.readline()) == {"type": "accepted"}
+        until(lambda: cluster.state()["tables"][0]["rows"] != [])
+        assert cluster.state()["tables"][0]["rows"][0]["action"]["target"] == target
+        for secret in ("", TOKEN, "another"):
+            assert cluster.drain(target, secret)[0] == 401
+        for answer, status, said in (
+                (Draining(), 200, f"{target} takes no new sessions, and ends after the last one."),
+                (DirectoryProblem("DJ101", "It cannot."), 400, f"{target} does not drain: It cannot."),
+                (None, 200, f"{target} has left.")):
+            waiting = asking.submit(cluster.drain, target)
+            assert json.loads(lines.readline()) == {"type": "drain"}, "only those who have the key reach it"
+            if answer is None:
+                server.shutdown(socket.SHUT_RDWR)
+            else:
+                server.sendall(encoded(answer))
+            found, content = waiting.result(20)
+            assert (found, content.get("said", content.get("problem"))) == (status, said)
+    until(lambda: cluster.state()["tables"][0]["rows"] == [])
+    assert cluster.drain(target)[0] == cluster.ask("/act", cluster.key, {"action": "end", "target": target})[0] == 400
+
+
+def test_a_server_drains_when_its_directory_asks(cluster: ClusterPage, tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", "--directory", cluster.address, "--directory-key", str(cluster.key_file),
+                 "--control", str(tmp_path / "s")) as server:
+        until(lambda: server.address in [row["cells"][0] for row in cluster.state()["tables"][0]["rows"]])
+        status, answer = cluster.drain(server.address)
+        assert (status, set(answer)) == (200, {"said"}), answer
+        assert server.process.wait(20) == 0
+    assert "asks this server to drain" in (tmp_path / "log").read_text()
+
+
+class Silent:
+    """A connection to a server that answers nothing."""
+
+    async def send(self, data: bytes) -> None:
+        """Take what is sent."""
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "TIMEOUT_S", 0.05)
+
+    async def ask() -> None:
+        orders = ordering.ServerOrders("tcp://host:1", Silent())
+        with pytest.raises(TransportError, match="has not answered"):
+            await orders.drain()
+        orders.answered(Draining())  # too late
+
+    anyio.run(ask)
+
+
+@pytest.mark.parametrize("line", [b"no message\n", encoded(Accepted()), b"a" * (MAX_LINE_BYTES + 1)], ids=range(3))
+def test_a_server_obeys_nothing_else(line: bytes, tmp_path: Path) -> None:
+    """It leaves, and comes back."""
+    key_in(tmp_path / "key", makes=True)
+    with socket.create_server(("127.0.0.1", 0)) as directory:
+        address = f"tcp://127.0.0.1:{directory.getsockname()[1]}/lab"
+        announcement = Announcements().open(
+            ServeOptions(directory=DirectoryOptions(address, str(tmp_path / "key"))), Idle())
+        assert announcement is not None
+        announcement.start()
+        try:
+            for _ in range(2):
+                with directory.accept()[0] as server:
+                    server.settimeout(20)
+                    lines = server.makefile("rb")
+                    assert json.loads(lines.readline())["type"] == "join"
+                    server.sendall(encoded(Accepted()) + line)
+                    assert [json.loads(each)["type"] for each in lines] == ["load"]
+        finally:
+            announcement.stop()
