@@ -36,7 +36,7 @@ def _profile(examples: int, **options: Any) -> settings:
 PROFILES: Mapping[str, settings] = {
     "smoke": _profile(25, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)),
     "dev": _profile(200),
-    "ci": _profile(100, derandomize=True, database=None),
+    "ci": _profile(75, derandomize=True, database=None),
     "full": _profile(200, derandomize=True, database=None),
     "nightly": _profile(5000, phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)),
 }

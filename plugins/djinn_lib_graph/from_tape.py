@@ -51,11 +51,14 @@ def graph_of(
 
 
 def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
-    """Map views to the storage they share; if its owner is not present, the first such view represents it."""
+    """Map views to the storage they share; if its owner is not present, the first such view represents it.
+
+    So it does if the owner has another storage by now, because of ``set_``.
+    """
     slots = {slot.number: slot.storage for node in nodes for slot in (*node.inputs, *node.outputs)}
     owners: dict[int, int] = {}
     for number, storage in slots.items():
-        owners.setdefault(storage, storage if storage in slots else number)
+        owners.setdefault(storage, storage if slots.get(storage) == storage else number)
     return {f"v{number}": f"v{owners[storage]}" for number, storage in slots.items() if owners[storage] != number}
 
 

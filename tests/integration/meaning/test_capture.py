@@ -365,3 +365,14 @@ def test_meaning_is_computed_once_when_somebody_looks(monkeypatch: pytest.Monkey
     assert captured.profile.nodes == len(captured.graph)
     assert captured.patterns == captured.annotated.patterns
     assert len(looked) == 2
+
+
+def test_a_view_stays_with_the_memory_that_set_has_taken_from_its_base() -> None:
+    with djinn.capture() as captured:
+        base, other = torch.ones(4, device=DEVICE), torch.zeros(4, device=DEVICE)
+        view = base[1:]
+        base.set_(other)
+        assert (view + 1).tolist() == [2.0] * 3
+    storages = captured.graph.storages
+    assert storages
+    assert not storages.keys() & set(storages.values())

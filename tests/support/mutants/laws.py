@@ -127,6 +127,7 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
                        for name, forms in groups.items()})
         given(record_property=lambda *_: None)
     elif test.__module__ == test_session_database.__name__:
+        test_session_database._DTYPES = 1  # all
         for name in within:
             _run_entry(test, subject, name)
     elif test.__module__ == test_session_training.__name__:
