@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-from djinn_lib_cluster.kinds import Engine, EngineFactory
+from djinn_lib_cluster.kinds import Engine, EngineFactory, SupportsHosts
 
 from djinn.errors import ConfigurationError
 from djinn.plugins.manager import Plugins
@@ -38,6 +38,7 @@ class Cluster:
         engine: What runs it.
         key_file: The file with the key that its directory and its servers have in common.
         moves: Whether its programs may be on other machines, which have the same files.
+        is_apart: Whether its programs are on other machines, with the files of an image.
 
     Raises:
         PluginError: There is no such engine.
@@ -51,7 +52,12 @@ class Cluster:
         self.key_file = self.folder / "key"
         factory = _factory(engine_name)
         self.engine: Engine = factory.open(self.folder / "engine")
-        self.moves = "moves" in getattr(factory, "capabilities", ())
+        capabilities = getattr(factory, "capabilities", ())
+        self.moves, self.is_apart = "moves" in capabilities, "apart" in capabilities
+
+    def host_of(self, program: str) -> str:
+        """Return the name under which a program is reached; empty if its host gives it."""
+        return self.engine.host(self.name, program) if isinstance(self.engine, SupportsHosts) else ""
 
     def describe(self) -> None:
         """Write down which engine runs it, so that other commands find it."""

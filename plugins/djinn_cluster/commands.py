@@ -23,6 +23,8 @@ __all__ = ("down", "logs", "status", "up")
 
 USAGE_ERROR = 2
 DEFAULT = "default"
+DIRECTORY_PORT, SERVER_PORT = 7700, 7777
+"""Where each program has a host of its own."""
 _Returned = TypeVar("_Returned")
 _Name = Annotated[str, typer.Option("--name", help="Name of the cluster.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -53,8 +55,7 @@ def up(
     cluster = _usable(lambda: make(name, engine))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
     page = dashboard_port or (None if dashboard_port is None else next(_ports(0, 1)))
-    # Which ports are free on another machine is known there.
-    ports = [0] * (1 + len(own_gpus)) if cluster.moves and not port else list(_ports(port, 1 + len(own_gpus)))
+    ports = _chosen(cluster, port, 1 + len(own_gpus))
     _usable(lambda: _start(cluster, programs_of(cluster, own_gpus, ports, options or [], page)))
     cluster.describe()
     try:
@@ -121,6 +122,13 @@ def down(
     cluster.remove()
 
 
+def _chosen(cluster: Cluster, port: int, count: int) -> list[int]:
+    if port or not (cluster.moves or cluster.is_apart):
+        return list(_ports(port, count))
+    # Which ports are free on another machine is known there.
+    return [0] * count if cluster.moves else [DIRECTORY_PORT, *[SERVER_PORT] * (count - 1)]
+
+
 def _ports(first: int, count: int) -> Iterator[int]:
     """Choose a port for each program, which it keeps when it is started again."""
     if first:
@@ -159,7 +167,8 @@ def _await_start(cluster: Cluster) -> list[ProgramReport]:
             return failed
         if len(printed) == len(reports):
             address = next(report.address for report in reports if report.name == DIRECTORY)
-            if missing := await_servers(address, cluster.key_file, len(reports) - 1):
+            # Perhaps nothing leads from here to a directory that is apart.
+            if not cluster.is_apart and (missing := await_servers(address, cluster.key_file, len(reports) - 1)):
                 typer.echo(f"djinn cluster {cluster.name}: {missing}", err=True)
             return []
     return [ProgramReport(cluster.name, "failed", problem="the cluster was stopped before it served")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from djinn_lib_cluster.asking import IN_FILE, DirectoryAddress, reachable
 from djinn_lib_cluster.kinds import EngineProgram
 
+from djinn.errors import ConfigurationError
 from djinn_cluster.clusters import Cluster
 
 __all__ = ("DIRECTORY", "programs_of")
@@ -30,22 +33,33 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
         ports: The port of the directory, and then that of each server.
         options: Options of ``djinn serve`` for each server.
         page: The port of the directory's dashboard; ``None`` for none.
+
+    Raises:
+        ConfigurationError: Nobody would reach them.
     """
     key, shared = str(cluster.key_file), dict(_shared(options))
-    host = reachable(shared.get("--host", "127.0.0.1"))
-    address = str(DirectoryAddress("tls" if "--tls-cert" in shared else "tcp", host, ports[0], cluster.name))
+    if cluster.is_apart and "--host" not in shared:
+        raise ConfigurationError(f"Servers of the engine {cluster.engine_name} would be reached by nobody.",
+                                 hint="Add -- --host 0.0.0.0 with --tls-cert and --tls-key, and set DJINN_TOKEN.")
+    djinn, files = (("djinn",), _files(key, options)) if cluster.is_apart else (_DJINN, ())
+    scheme = "tls" if "--tls-cert" in shared else "tcp"
+    host = cluster.host_of(DIRECTORY) or reachable(shared.get("--host", "127.0.0.1"))
+    address = str(DirectoryAddress(scheme, host, ports[0], cluster.name))
     written = str(cluster.folder / "address")
     if cluster.moves:
         address = IN_FILE + written
     found = [EngineProgram(DIRECTORY, (
-        *_DJINN, DIRECTORY, "--name", cluster.name, "--port", str(ports[0]), "--key", key, "--with-parent",
+        *djinn, DIRECTORY, "--name", cluster.name, "--port", str(ports[0]), "--key", key, "--with-parent",
         *(("--address-file", written) if cluster.moves else ()),
         *(word for pair in shared.items() for word in pair),
-        *(() if page is None else ("--dashboard-port", str(page)))))]
+        *(() if page is None else ("--dashboard-port", str(page)))), files=files)]
     for number, (own, port) in enumerate(zip(gpus, ports[1:], strict=True)):
-        found.append(EngineProgram(f"server-{number}", (
-            *_DJINN, "serve", "--device", "cuda:0" if own else "cpu", "--port", str(port), "--with-parent",
-            "--directory", address, "--directory-key", key, *options), gpus=own))
+        name = f"server-{number}"
+        announced = str(DirectoryAddress(scheme, cluster.host_of(name), port)) if cluster.is_apart else ""
+        found.append(EngineProgram(name, (
+            *djinn, "serve", "--device", "cuda:0" if own else "cpu", "--port", str(port), "--with-parent",
+            "--directory", address, "--directory-key", key, *(("--announce", announced) if announced else ()),
+            *options), gpus=own, files=files))
     return found
 
 
@@ -55,3 +69,10 @@ def _shared(options: Sequence[str]) -> Iterator[tuple[str, str]]:
         name, is_whole, value = word.partition("=")
         if name in _SHARED:
             yield name, value if is_whole else following
+
+
+def _files(key: str, options: Sequence[str]) -> tuple[str, ...]:
+    """List the key, and the files that options and djinn's variables name by absolute paths."""
+    words = [word.partition("=")[2] if word.startswith("--") else word for word in options]
+    words += [value for name, value in os.environ.items() if name.startswith("DJINN_")]
+    return tuple(dict.fromkeys([key, *(word for word in words if Path(word).is_absolute() and Path(word).is_file())]))

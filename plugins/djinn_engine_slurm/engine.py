@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 import msgspec
-from djinn_lib_cluster.engines import already_running
+from djinn_lib_cluster.engines import claim
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
 from djinn_lib_cluster.records import APART_S, ProgramRecord, Records, replace_file
 
@@ -68,11 +68,7 @@ class SlurmEngine:
 
     def start(self, spec: ClusterSpec) -> None:
         """Submit a job for each program."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self._file.touch(mode=0o600, exist_ok=False)
-        except FileExistsError:
-            raise already_running(spec.name) from None
+        claim(self._file, spec.name)
         jobs = _Jobs()
         try:
             for program in spec.programs:

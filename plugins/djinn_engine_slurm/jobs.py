@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
+from djinn_lib_cluster.engines import need_commands, run_command
 from djinn_lib_cluster.kinds import EngineProgram
 from djinn_lib_cluster.records import Records
 
@@ -22,7 +21,6 @@ __all__ = ("KEEPER", "JobState", "cancel", "check_commands", "states", "submit")
 COMMANDS = ("sbatch", "squeue", "scancel")
 KEEPER = "keeper"
 """The log of a job, beside that of its program."""
-TIMEOUT_S = 60.0
 NOTICE_S = 60
 """How long before the end of its time a job is warned: longer than a server drains and ends."""
 _ENDED = frozenset({
@@ -67,11 +65,8 @@ def check_commands() -> None:
     Raises:
         ConfigurationError: One of them is missing.
     """
-    missing = [name for name in COMMANDS if shutil.which(name) is None]
-    if missing:
-        raise ConfigurationError(
-            f"The engine slurm needs {', '.join(missing)}, which this machine does not have.",
-            hint="Use a machine from which jobs can be submitted, such as a login node, and load Slurm's module there.")
+    need_commands("slurm", COMMANDS, "Use a machine from which jobs can be submitted, such as a login node, and load "
+                                     "Slurm's module there.")
 
 
 def submit(name: str, program: EngineProgram, folder: Path) -> int:
@@ -98,9 +93,12 @@ def submit(name: str, program: EngineProgram, folder: Path) -> int:
     for each in _ASKS_FOR_GPUS if not program.gpus else ():
         environment.pop(each, None)
     gpus = [f"--gres=gpu:{program.gpus}"] if program.gpus and not any(map(environment.get, _ASKS_FOR_GPUS)) else []
-    said = _run(["sbatch", "--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", "--requeue", "--export=ALL",
-                 f"--signal=B:USR1@{NOTICE_S}", "--open-mode=append", f"--output={log}", f"--error={log}", *gpus],
-                environment, script)
+    said = run_command(
+        ["sbatch", "--parsable", f"--job-name={name}", "--nodes=1", "--ntasks=1", "--requeue", "--export=ALL",
+         f"--signal=B:USR1@{NOTICE_S}", "--open-mode=append", f"--output={log}", f"--error={log}", *gpus],
+        given=script, environment=environment,
+        hint="Slurm takes the partition, account and time of jobs from SBATCH_PARTITION, SBATCH_ACCOUNT and "
+             "SBATCH_TIMELIMIT.")
     number = re.match(r"\d+", said)
     if number is None:
         raise ConfigurationError(f"sbatch has answered {said[:200]!r}, which is no number of a job.")
@@ -113,7 +111,7 @@ def states(jobs: Sequence[int]) -> dict[int, JobState]:
     Raises:
         ConfigurationError: Slurm does not answer.
     """
-    said = _run(["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r|%B"], os.environ)
+    said = run_command(["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%A|%T|%r|%B"])
     found = {}
     for line in said.splitlines():
         number, _, rest = line.strip().partition("|")
@@ -133,21 +131,7 @@ def cancel(jobs: Sequence[int], *options: str) -> str:
         Why that was not possible; empty if it was.
     """
     try:
-        _run(["scancel", *options, *map(str, jobs)], os.environ)
+        run_command(["scancel", *options, *map(str, jobs)])
     except ConfigurationError as error:
         return error.summary
     return ""
-
-
-def _run(words: Sequence[str], environment: Mapping[str, str], given: str = "") -> str:
-    try:
-        done = subprocess.run(words, input=given, env=environment, capture_output=True,  # noqa: S603  # Slurm's own
-                              encoding="utf-8", errors="replace", timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"{words[0]} cannot be used: {error}.") from None
-    if done.returncode:
-        raise ConfigurationError(
-            f"{words[0]} fails: {' '.join(done.stderr.split())[-500:] or f'status {done.returncode}'}",
-            hint="Slurm takes the partition, account and time of jobs from SBATCH_PARTITION, SBATCH_ACCOUNT and "
-                 "SBATCH_TIMELIMIT." if words[0] == "sbatch" else "")
-    return done.stdout

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
-__all__ = ("ClusterSpec", "Engine", "EngineFactory", "EngineProgram", "ProgramReport", "ProgramState")
+__all__ = ("ClusterSpec", "Engine", "EngineFactory", "EngineProgram", "ProgramReport", "ProgramState",
+           "SupportsHosts")
 
 ProgramState: TypeAlias = Literal["starting", "serving", "failed", "stopping"]
 
@@ -25,12 +26,15 @@ class EngineProgram:
         variables: Environment variables, in addition to those of the process that starts the cluster. They may be
             secrets: an engine does not write them to files that others can read.
         gpus: How many GPUs it has for itself; they are its devices from ``cuda:0``.
+        files: Files of this machine that it reads, as absolute paths, if its engine declares ``apart``. They may be
+            secrets, as the variables.
     """
 
     name: str
     command: tuple[str, ...]
     variables: Mapping[str, str] = attrs.field(factory=dict, repr=False)
     gpus: int = 0
+    files: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -116,13 +120,28 @@ class Engine(Protocol):
         """
 
 
+@runtime_checkable
+class SupportsHosts(Protocol):
+    """What an engine has in addition if its factory declares ``apart``."""
+
+    def host(self, cluster: str, program: str) -> str:
+        """Return the name under which clients and other programs reach a program, before it runs.
+
+        Raises:
+            ConfigurationError: The system that runs programs is unknown.
+        """
+
+
 class EngineFactory(Protocol):
     """Opens engines; what plugins register.
 
     Its attribute ``capabilities`` is optional. It contains ``here`` if programs are processes of this user on this
     machine; the laws can then be tested. It contains ``moves`` if programs run on machines that have the same files as
     this one, and may run on another one when they are started again: the cluster's directory then writes its address
-    into a file, and programs find free ports themselves.
+    into a file, and programs find free ports themselves. It contains ``apart`` if programs run on machines that have
+    neither the files nor the environment of this one, but djinn on their ``PATH``: the engine then gives each of them
+    its ``files`` at the same paths, those variables of this process whose names begin with ``DJINN_``, and a host of
+    its own (`SupportsHosts`).
     """
 
     name: str

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import attrs
 
 from djinn.settings import Declarations, setting
 
 __all__ = ("MAX_NAME", "ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings",
-           "client_authorities")
+           "client_authorities", "settings_here")
 
+_Settings = TypeVar("_Settings")
 MAX_NAME = 128
 """Characters in the name of a session, or of a value that it keeps."""
 
@@ -55,12 +57,21 @@ def client_authorities() -> str:
     Raises:
         ConfigurationError: A setting is unknown or has an invalid value.
     """
+    return settings_here(TlsSettings).tls_ca
+
+
+def settings_here(kind: type[_Settings]) -> _Settings:
+    """Return settings of a plugin as the environment and the file give them, for a program that is no session.
+
+    Raises:
+        ConfigurationError: A setting is unknown or has an invalid value.
+    """
     from djinn.plugins.manager import Plugins
     from djinn.settings.resolved import selection_of
 
     plugins = Plugins.load(selection_of({}, os.environ), kinds=())
     plugins.configure({}, os.environ)
-    return plugins.settings(TlsSettings).tls_ca
+    return plugins.settings(kind)
 
 
 def add_connection_settings(settings: Declarations) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from djinn_conformance import specs
+from support.servers.kubernetes import Kubernetes
 from support.servers.ray_nodes import RayNodes
 from support.servers.slurm import Slurm
 
@@ -37,6 +38,12 @@ def test_slurm_keeps_the_laws_of_engines(kit: Any, tmp_path: Path) -> None:
     slurm = Slurm(tmp_path / "slurm")
     keeps_its_laws(kit, "slurm", "djinn_engine_slurm.engine", "SlurmEngines", PATH=slurm.path)
     assert set(slurm.states()) <= {"COMPLETED", "CANCELLED"}
+
+
+def test_kubernetes_keeps_the_laws_of_engines(kit: Any, tmp_path: Path) -> None:
+    kubernetes = Kubernetes(tmp_path / "kubernetes")
+    keeps_its_laws(kit, "kubernetes", "djinn_engine_kubernetes.engine", "KubernetesEngines", PATH=kubernetes.path)
+    assert kubernetes.objects() == {}
 
 
 def test_ray_keeps_the_laws_of_engines(kit: Any) -> None:

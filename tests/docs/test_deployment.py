@@ -24,6 +24,8 @@ import typer.main
 from djinn_authenticator_tokens.authenticators import TokenAuthentication
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import build
+from djinn_engine_kubernetes.objects import Objects
+from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from djinn_lib_server.options import ServeOptions, options_from
 from djinn_server.checks import check_options
 from support.processes.warm import clean_environment, run_djinn
@@ -92,6 +94,13 @@ def rendered(**values: Any) -> list[Any]:
              for path in (chart / "templates").iterdir()]
     assert not [text for text in texts if "{{" in text]
     return [each for text in texts for each in yaml.safe_load_all(text)]
+
+
+def of_the_engine() -> list[Any]:
+    """The objects that `djinn cluster up --engine kubernetes` makes."""
+    program = EngineProgram("server-0", ("djinn", "serve"), gpus=1, files=(str(PAGE),))
+    objects = Objects(ClusterSpec("lab", (program,)), "1", "djinn")
+    return [objects.service(), objects.secret(), *objects.jobs()]
 
 
 def instructions() -> dict[str, list[str]]:
@@ -240,7 +249,7 @@ def test_the_schemas_of_kubernetes_accept_the_chart() -> None:
     for values in ({}, {"servers": without_gpu}):
         objects = rendered(**values)
         assert len(objects) == 5
-        for each in objects:
+        for each in [*objects, *of_the_engine()]:
             validator.validate(each, "1.34", strict=True)
     objects[0]["spec"]["replica"] = 1
     with pytest.raises(validator.ValidationError):
@@ -250,11 +259,13 @@ def test_the_schemas_of_kubernetes_accept_the_chart() -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl knows the fields of the objects")
 @pytest.mark.parametrize(("kind", "name", "change"), [
     ("Service", "djinn", ("set", "selector", "app=djinn")), ("StatefulSet", "djinn", ("set", "image", "server=djinn")),
-    ("Deployment", "djinn-directory", ("set", "image", "directory=djinn"))])
+    ("Deployment", "djinn-directory", ("set", "image", "directory=djinn")),
+    ("Job", "djinn-lab-server-0", ("set", "image", "program=djinn"))])
 def test_kubernetes_knows_every_field(kind: str, name: str, change: tuple[str, ...], tmp_path: Path) -> None:
     """kubectl drops fields that it does not know where it changes an object."""
     yaml = pytest.importorskip("yaml")
-    given = kubernetes()[kind, name]
+    (given,) = [each for each in [*yaml_of("kubernetes.yaml"), *of_the_engine()]
+                if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     file = tmp_path / "object.yaml"
     # Where nothing changes, kubectl prints nothing.
     file.write_text(yaml.safe_dump(given).replace("image: djinn", "image: another"))

@@ -2,33 +2,31 @@
 
 usage: slurm_commands.py COMMAND FOLDER ARGUMENTS. They do what Slurm's manual pages say about the options that they
 know, and refuse others. All that they share is in the folder: one folder for each job, and files that stand for events,
-such as ``held`` (there are no resources) or, in a job's folder, ``node-failed``.
+such as ``held`` (there are no resources) or, in a job's folder, ``node-failed``. Commands are started often, so that
+most of them import little.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 TICK_S = 0.02
 KILL_WAIT_S = 1.0
-NODE = socket.gethostname().partition(".")[0]
+NODE = os.uname().nodename.partition(".")[0]
 ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL"}
 _SUBREAPER = 36
 
 
-class Job:
+class Files:
+    """What processes know about something: a folder, with a file for each fact."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.number = int(folder.name)
 
     def put(self, name: str, value: object) -> None:
         new = self.folder / f".{name}"
@@ -46,6 +44,12 @@ class Job:
             (self.folder / name).unlink()
             return True
         return False
+
+
+class Job(Files):
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
 
     @property
     def state(self) -> str:
@@ -93,11 +97,7 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
     print(job.number if "parsable" in options else f"Submitted batch job {job.number}", flush=True)
     if os.fork():
         return
-    os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(nothing, descriptor)
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    detach()
     restarts = 0
     while attend(job, folder, restarts):
         restarts += 1
@@ -106,6 +106,8 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
 
 def attend(job: Job, folder: Path, restarts: int) -> bool:
     """Run a job once; return whether it is put into the queue again."""
+    import subprocess
+
     job.put("state", "PENDING")
     while (folder / "held").exists():
         if job.takes("cancelled"):
@@ -114,8 +116,8 @@ def attend(job: Job, folder: Path, restarts: int) -> bool:
         time.sleep(TICK_S)
     environment = os.environ | {"SLURM_JOB_ID": str(job.number), "SLURMD_NODENAME": NODE,
                                 "SLURM_RESTART_COUNT": str(restarts)}
-    if gpus := re.fullmatch(r"gpu:(\d+)", job.get("gres")):
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(int(gpus[1]))))
+    if gpus := job.get("gres").removeprefix("gpu:"):
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(int(gpus))))
     with Path(job.get("output").replace("%%", "%")).open("ab") as output:
         process = subprocess.Popen([str(job.folder / "script")], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                    env=environment, start_new_session=True)
@@ -133,17 +135,33 @@ def attend(job: Job, folder: Path, restarts: int) -> bool:
     job.put("state", "COMPLETING")
     kill(signal.SIGKILL)
     status = process.wait()
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0):
-            pass
+    reap()
     if not is_cancelled and (job.takes("requeued") or has_failed):
         return True
     job.put("state", "CANCELLED" if is_cancelled else "FAILED" if status else "COMPLETED")
     return False
 
 
+def detach() -> None:
+    """Let this process outlive the command, and be the parent of what its children leave behind."""
+    import ctypes
+
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nothing, descriptor)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> None:
+    """Wait for all children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0):
+            pass
+
+
 def kill(number: int) -> None:
-    """Send a signal to all processes of the job."""
+    """Send a signal to all descendants of this process."""
     for pid in descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
