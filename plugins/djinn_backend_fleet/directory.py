@@ -8,7 +8,6 @@ import attrs
 
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
-from djinn.ir.value import Slot
 
 
 @attrs.define(eq=False)
@@ -69,24 +68,31 @@ class Directory:
         for number in self._members.get(storage, ()):
             yield number, self._values[number]
 
-    def add(self, slot: Slot, executor: int, spec: TensorSpec | None, view: Node | None = None) -> None:
-        """Record that an executor creates a value; the first value of a storage sets the storage's home."""
-        storage = slot.storage
+    def add(self, number: int, executor: int, spec: TensorSpec | None, view: Node | None = None,
+            base: int | None = None) -> None:
+        """Record that an executor creates a value: in a storage of its own, or in that of its base.
+
+        Slots do not say which: they contain the last storage of a value, which ``set_`` may have changed since.
+        """
+        known = None if base is None else self._values.get(base)
+        storage = number if known is None else known.storage
         if storage not in self.homes:
             self.homes[storage] = executor
             self._sizes[storage] = 0 if spec is None else spec.reach_bytes
             self.held_bytes[executor] += self._sizes[storage]
-        self._values[slot.number] = DirectoryEntry(storage, 0 if spec is None else spec.size_bytes, view)
-        self._members.setdefault(storage, set()).add(slot.number)
+        self._values[number] = DirectoryEntry(storage, 0 if spec is None else spec.size_bytes, view)
+        self._members.setdefault(storage, set()).add(number)
 
-    def rehouse(self, slot: Slot) -> None:
+    def rehouse(self, number: int, storage: int) -> None:
         """Record that a value has moved to another known storage, and is present on that storage's home."""
-        held = self._values[slot.number]
-        if self.homes[slot.storage] in held.copies:
-            self.drop_copy(slot.number, self.homes[slot.storage])
-        self._leave(slot.number, held)
-        held.storage, held.view = slot.storage, None
-        self._members.setdefault(slot.storage, set()).add(slot.number)
+        # Those made of it stay in the storage that it leaves.
+        self.forget_views(number)
+        held = self._values[number]
+        if self.homes[storage] in held.copies:
+            self.drop_copy(number, self.homes[storage])
+        self._leave(number, held)
+        held.storage = storage
+        self._members.setdefault(storage, set()).add(number)
 
     def rehome(self, storage: int, executor: int) -> int:
         """Record that a storage has moved with all its values.

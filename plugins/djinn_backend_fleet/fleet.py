@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from djinn_lib_graph.views import changes_metadata, is_view
+from djinn_lib_graph.views import changes_metadata, is_view, takes_storage
 from djinn_lib_interrupts.interrupts import deferral
 from djinn_lib_schedule.placing import Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
@@ -224,7 +224,7 @@ class Fleet:
             return
         executor = self.placement.house(size_bytes, device, self.where)
         spec = TensorSpec(dense.size(), dense.stride(), 0, dense.dtype, dense.device)
-        self.where.add(Slot(number, number), executor, spec)
+        self.where.add(number, executor, spec)
         self.executors[executor].upload(number, dense)
 
     def seed(self, seed: int) -> None:
@@ -349,28 +349,28 @@ class Fleet:
     def _allowed(self, node: Node, executor: int) -> int:
         """Return where a node must run, given the chosen executor: storages that it writes or views have a home."""
         signature = node.signature
+        if takes_storage(signature.template.operator):
+            self._rehouse(node.inputs[0].number, node.inputs[1].number)
         bound = [node.inputs[index] for index in signature.writes]
         bound += [node.inputs[alias] for alias in signature.aliases if alias >= 0]
-        homes = {home for slot in bound if (home := self._house(slot)) is not None}
+        homes = {home for slot in bound if (home := self.where.home_of(slot.number)) is not None}
         if not homes or homes == {executor}:
             return executor
         if len(homes) == 1:
             return homes.pop()
         return executor if executor in homes else min(homes)
 
-    def _house(self, slot: Slot) -> int | None:
-        """Return the home of a value, which may have moved to another value's storage since it was created."""
-        held = self.where.find(slot.number)
-        if held is None:
-            return None
-        if held.storage != slot.storage and slot.storage in self.where.homes:
-            before, home = self.where.homes[held.storage], self.where.homes[slot.storage]
-            if before != home:
-                if home not in held.copies:
-                    self._move(slot.number, before, home)
-                self.executors[before].released.append(slot.number)
-            self.where.rehouse(slot)
-        return self.where.homes[held.storage]
+    def _rehouse(self, number: int, source: int) -> None:
+        """Move a value to the home of the storage that it is about to share."""
+        held, other = self.where.find(number), self.where.find(source)
+        if held is None or other is None or held.storage == other.storage:
+            return
+        before, home = self.where.homes[held.storage], self.where.homes[other.storage]
+        if before != home:
+            if home not in held.copies:
+                self._move(number, before, home)
+            self.executors[before].released.append(number)
+        self.where.rehouse(number, other.storage)
 
     def _put(self, node: Node, executor: int) -> None:
         signature = node.signature
@@ -388,12 +388,14 @@ class Fleet:
             if changes_metadata(signature.template.operator):
                 self.where.forget_views(slot.number)
         view = node if is_view(signature) else None
-        for slot, spec in zip(node.outputs, signature.results or (None,) * len(node.outputs), strict=True):
-            self.where.add(slot, executor, spec, view)
+        specs = signature.results or (None,) * len(node.outputs)
+        aliases = signature.aliases or (-1,) * len(node.outputs)
+        for slot, spec, alias in zip(node.outputs, specs, aliases, strict=True):
+            self.where.add(slot.number, executor, spec, view, node.inputs[alias].number if alias >= 0 else None)
 
     def _bring(self, slot: Slot, executor: int) -> None:
         """Make a value available on the executor that is about to read it."""
-        home = self._house(slot)
+        home = self.where.home_of(slot.number)
         held = self.where.find(slot.number)
         if held is None or home is None or self.where.is_at(slot.number, executor):
             return
@@ -425,17 +427,18 @@ class Fleet:
 
     def _rehome(self, slot: Slot, executor: int) -> None:
         """Move a storage to another home. Its values share memory there as before."""
-        home = self._house(slot)
-        if home is None or home == executor:
+        held = self.where.find(slot.number)
+        if held is None or (home := self.where.homes[held.storage]) == executor:
             return
-        family = tuple(number for number, _ in self.where.members_of(slot.storage))
+        family = tuple(number for number, _ in self.where.members_of(held.storage))
         self._send(Send(slot.number, executor, next(self._transfers), family), home, executor)
         self.executors[home].released.extend(family)
-        self.executors[executor].live_handles += self.where.rehome(slot.storage, executor)
+        self.executors[executor].live_handles += self.where.rehome(held.storage, executor)
 
     def _forget_copies(self, slot: Slot) -> None:
         """Drop the copies of a storage that has been written."""
-        for number, held in list(self.where.members_of(slot.storage)):
+        written = self.where.find(slot.number)
+        for number, held in [] if written is None else list(self.where.members_of(written.storage)):
             for executor in sorted(held.copies):
                 self.where.drop_copy(number, executor)
                 self.executors[executor].released.append(number)

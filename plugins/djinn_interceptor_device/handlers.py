@@ -186,10 +186,16 @@ def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
     with session.lock:
         # Earlier operations refer to the previous storage.
         session.flush()
-        made = record(session, operator, args, kwargs)
+        slot = args[0]._value.slot
+        before = slot.storage
         if isinstance(args[1], LazyTensor):
-            args[0]._value.slot.storage = args[1]._value.slot.storage
-    return made
+            # First, because the operation may be sent as soon as it is recorded.
+            slot.storage = args[1]._value.slot.storage
+        try:
+            return record(session, operator, args, kwargs)
+        except BaseException:
+            slot.storage = before
+            raise
 
 
 def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

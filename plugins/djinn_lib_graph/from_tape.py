@@ -53,13 +53,30 @@ def graph_of(
 def _storages_of(nodes: Sequence[Node]) -> dict[str, str]:
     """Map views to the storage they share; if its owner is not present, the first such view represents it.
 
-    So it does if the owner has another storage by now, because of ``set_``.
+    After ``set_``, a value has another storage than its earlier views. Both count as one: what uses either stays in
+    order.
     """
-    slots = {slot.number: slot.storage for node in nodes for slot in (*node.inputs, *node.outputs)}
+    slots: dict[int, int] = {}
+    joined: dict[int, int] = {}
+
+    def root(storage: int) -> int:
+        while storage in joined:
+            storage = joined[storage]
+        return storage
+
+    for node in nodes:
+        slots.update((slot.number, slot.storage) for slot in (*node.inputs, *node.outputs))
+        for slot, alias in zip(node.outputs, node.signature.aliases, strict=False):
+            if alias >= 0 and slot.storage != node.inputs[alias].storage:
+                one, other = root(slot.storage), root(node.inputs[alias].storage)
+                if one != other:
+                    joined[one] = other
     owners: dict[int, int] = {}
     for number, storage in slots.items():
-        owners.setdefault(storage, storage if slots.get(storage) == storage else number)
-    return {f"v{number}": f"v{owners[storage]}" for number, storage in slots.items() if owners[storage] != number}
+        owner = root(storage)
+        owners.setdefault(owner, owner if slots.get(owner) == owner else number)
+    return {f"v{number}": f"v{owner}" for number, storage in slots.items()
+            if (owner := owners[root(storage)]) != number}
 
 
 def _argument(form: Argument, operands: Iterator[int], numbers: Iterator[Any]) -> Any:

@@ -9,7 +9,7 @@ from djinn_lib_service.operators import operator_named
 from djinn.ir.schema import facts_of
 from djinn.ir.tape import Signature
 
-__all__ = ("changes_metadata", "is_view", "is_view_anywhere")
+__all__ = ("changes_metadata", "is_view", "is_view_anywhere", "takes_storage")
 
 
 def is_view(signature: Signature) -> bool:
@@ -28,3 +28,8 @@ def changes_metadata(operator: str) -> bool:
 def is_view_anywhere(operator: str) -> bool:
     """Whether the base alone makes the view, not places in a storage, which a copy of the base does not have."""
     return "storage_offset" not in facts_of(operator_named(operator)).argument_names
+
+
+def takes_storage(operator: str) -> bool:
+    """Whether an operator gives its first operand the storage of its second one."""
+    return operator.startswith("aten::set_.source_Tensor")

@@ -210,7 +210,7 @@ def test_random_programs_survive_servers_that_go_and_come_back(data: st.DataObje
             pair = FleetPair(session, data)
             pair.create()
             for _ in range(data.draw(st.integers(5, 40))):
-                getattr(pair, pair.draw("create", "view", "write", "compute", "free", "read", "disturb",
+                getattr(pair, pair.draw("create", "view", "write", "compute", "free", "move", "read", "disturb",
                                         "disturb"))()
             pair.lose(1)
             pair.check()

@@ -229,3 +229,27 @@ def test_devices_that_the_user_chooses_are_no_schedules_choice() -> None:
             djinn.execute(schedule)
     finally:
         djinn.shutdown()
+
+
+def test_a_view_keeps_the_memory_that_its_base_leaves_by_set(session: Session) -> None:
+    placement: Any = fleet_of(session).placement
+    base = torch.ones(3, 4).to(DEVICE)
+    view = base[0]
+    djinn.flush()
+    placement.pin(2)
+    base.set_(torch.full((3, 4), 8.0).to(DEVICE))
+    assert (base + view.mean()).tolist() == [[9.0] * 4] * 3
+
+
+def test_a_value_shares_the_memory_of_another_executor_after_set() -> None:
+    session = djinn.init(servers=["local://"] * 3, placement="automatic", flush_every=1)
+    try:
+        placement: Any = fleet_of(session).placement
+        base = torch.ones(3).to(DEVICE) + 1
+        placement.pin(2)
+        other = torch.full((3,), 6.0).to(DEVICE) + 0
+        base.set_(other)
+        other.add_(1)
+        assert base.tolist() == [7.0] * 3
+    finally:
+        djinn.shutdown()
