@@ -70,7 +70,7 @@ class Directory:
 
     def add(self, number: int, executor: int, spec: TensorSpec | None, view: Node | None = None,
             base: int | None = None) -> None:
-        """Record that an executor creates a value: in a storage of its own, or in that of its base.
+        """Record that an executor creates a value: in a new storage, or in the storage of its base.
 
         Slots do not say which: they contain the last storage of a value, which ``set_`` may have changed since.
         """

@@ -77,7 +77,7 @@ class DirectoryEndpoint:
         await accept_forever(listener, self._attend, MAX_CONNECTIONS)
 
     async def drain(self, address: str) -> str:
-        """Ask a server to drain, and return what has happened.
+        """Ask a server to drain, and return the outcome.
 
         Raises:
             ConfigurationError: There is no such server, or it cannot do that.

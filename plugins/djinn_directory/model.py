@@ -31,7 +31,7 @@ class ClusterModel:
         address: The directory's address.
         key: The key that servers share with the directory.
         listing: The servers; belongs to the event loop.
-        drain: Drains the server at an address, and returns what has happened.
+        drain: Drains the server at an address, and returns the outcome.
         clock: Returns the time in seconds.
 
     Concurrency:

@@ -40,7 +40,7 @@ class ServerOrders:
         self._order: _Order | None = None
 
     async def drain(self) -> str:
-        """Ask the server to drain, and return what has happened.
+        """Ask the server to drain, and return the outcome.
 
         Raises:
             ConfigurationError: The server cannot do that.

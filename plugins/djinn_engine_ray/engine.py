@@ -140,7 +140,7 @@ class RayEngine:
             return None
 
     def _write(self, started: _Started, name: str) -> None:
-        """Write down what is started, unless another process has done it in the meantime."""
+        """Write down the programs that are started, unless another process has done it in the meantime."""
         own = self._folder / f"{started.namespace}.json"
         own.write_bytes(msgspec.json.encode(started))
         try:

@@ -54,7 +54,7 @@ class Supervision:
         self._ended.add_done_callback(_end_if_failed)
 
     def report(self) -> bytes:
-        """Return what is recorded of the program, as JSON."""
+        """Return the record of the program, as JSON."""
         return msgspec.json.encode(self._records.read())
 
     def stop(self, drain_s: float) -> None:
