@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from djinn_cluster.clusters import make
 from djinn_cluster.programs import programs_of
 from djinn_engine_kubernetes.engine import KubernetesEngines
-from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
+from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram
+from support.servers.clusters import when
 from support.servers.kubernetes import Kubernetes
 
 from djinn.errors import ConfigurationError
@@ -43,16 +43,6 @@ def engine(kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Engine]:
     yield made
     made.stop(0)
     assert (kubernetes.objects(), list((tmp_path / "engine").iterdir())) == ({}, [])
-
-
-def when(engine: Engine, is_so: Callable[[ProgramReport], Any]) -> ProgramReport:
-    """Watch a cluster of one program."""
-    seen = []
-    for (report,) in engine.watch():
-        seen.append(report)
-        if is_so(report):
-            return report
-    raise AssertionError(seen)
 
 
 def test_a_program_has_its_secrets_and_comes_back_in_another_pod(

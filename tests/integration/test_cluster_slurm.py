@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from djinn_engine_slurm.engine import SlurmEngines
 from djinn_engine_slurm.node import SPEC
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
 from support.models.gpt2 import PROMPT, generated, gpt2
-from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until, when
 from support.servers.serving import workers_of
 from support.servers.slurm import Slurm
 
@@ -33,16 +33,6 @@ while True:
 
 def program(name: str, gpus: int = 0, **variables: str) -> EngineProgram:
     return EngineProgram(name, (sys.executable, "-S", "-c", SERVES), variables, gpus)
-
-
-def when(engine: Engine, is_so: Callable[[ProgramReport], bool]) -> ProgramReport:
-    """Watch a cluster of one program."""
-    seen = []
-    for (report,) in engine.watch():
-        seen.append(report)
-        if is_so(report):
-            return report
-    raise AssertionError(seen)
 
 
 def serves(report: ProgramReport) -> bool:

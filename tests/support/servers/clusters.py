@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from djinn_lib_cluster.kinds import Engine, ProgramReport
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of, workers_of
 from transformers.generation import BaseStreamer
@@ -80,3 +81,13 @@ class Killing(BaseStreamer):
 
     def end(self) -> None:
         """Nothing is left to do."""
+
+
+def when(engine: Engine, is_so: Callable[[ProgramReport], Any]) -> ProgramReport:
+    """Watch a cluster of one program."""
+    seen = []
+    for (report,) in engine.watch():
+        seen.append(report)
+        if is_so(report):
+            return report
+    raise AssertionError(seen)
