@@ -332,6 +332,8 @@ class Fleet:
         """
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
+            if takes_storage(node.signature.template.operator):
+                self._rehouse(node.inputs[0].number, node.inputs[1].number)
             self._put(node, self._allowed(node, executor))
         self._position = len(placed)
         self._let_go()
@@ -349,8 +351,6 @@ class Fleet:
     def _allowed(self, node: Node, executor: int) -> int:
         """Return where a node must run, given the chosen executor: storages that it writes or views have a home."""
         signature = node.signature
-        if takes_storage(signature.template.operator):
-            self._rehouse(node.inputs[0].number, node.inputs[1].number)
         bound = [node.inputs[index] for index in signature.writes]
         bound += [node.inputs[alias] for alias in signature.aliases if alias >= 0]
         homes = {home for slot in bound if (home := self.where.home_of(slot.number)) is not None}
@@ -395,10 +395,10 @@ class Fleet:
 
     def _bring(self, slot: Slot, executor: int) -> None:
         """Make a value available on the executor that is about to read it."""
-        home = self.where.home_of(slot.number)
         held = self.where.find(slot.number)
-        if held is None or home is None or self.where.is_at(slot.number, executor):
+        if held is None or self.where.is_at(slot.number, executor):
             return
+        home = self.where.homes[held.storage]
         self._let_go()
         # Repeating a view costs nothing where its base is. If the base is no larger than the view, move the base.
         nodes, base = view_chain(slot.number, executor, self.where)
@@ -438,7 +438,9 @@ class Fleet:
     def _forget_copies(self, slot: Slot) -> None:
         """Drop the copies of a storage that has been written."""
         written = self.where.find(slot.number)
-        for number, held in [] if written is None else list(self.where.members_of(written.storage)):
+        if written is None:
+            return
+        for number, held in list(self.where.members_of(written.storage)):
             for executor in sorted(held.copies):
                 self.where.drop_copy(number, executor)
                 self.executors[executor].released.append(number)

@@ -14,7 +14,7 @@ import msgspec
 from anyio.abc import ByteStream
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
-from djinn_lib_cluster.asking import IN_FILE, parse, reachable, trusting
+from djinn_lib_cluster.asking import IN_FILE, DirectoryAddress, parse, reachable, trusting
 from djinn_lib_cluster.messages import (
     MAX_LINE_BYTES,
     MAX_MODELS,
@@ -95,8 +95,7 @@ class Announcement(MetricsOutput):
         """Return the URL of the server's metrics, by a host that others can connect to."""
         for page in self._source.pages():
             parts = urlsplit(page)
-            host = reachable(parts.hostname or "")
-            return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{parts.port}"
+            return str(DirectoryAddress(parts.scheme, reachable(parts.hostname or ""), parts.port or 0))
         return ""
 
     async def _run(self) -> None:

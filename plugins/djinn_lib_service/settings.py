@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
 from djinn.settings import Declarations, setting
 
+if TYPE_CHECKING:
+    from djinn.plugins.manager import Plugins
+
 __all__ = ("MAX_NAME", "ResumeSettings", "TlsSettings", "UploadSettings", "add_connection_settings",
-           "client_authorities", "settings_here")
+           "client_authorities", "configured_here", "settings_here")
 
 _Settings = TypeVar("_Settings")
 MAX_NAME = 128
@@ -61,7 +64,16 @@ def client_authorities() -> str:
 
 
 def settings_here(kind: type[_Settings]) -> _Settings:
-    """Return settings of a plugin as the environment and the file give them, for a program that is no session.
+    """Return settings of a plugin as `configured_here` gives them.
+
+    Raises:
+        ConfigurationError: A setting is unknown or has an invalid value.
+    """
+    return configured_here().settings(kind)
+
+
+def configured_here() -> Plugins:
+    """Return plugins with the settings that the environment and the file give, for a program that is no session.
 
     Raises:
         ConfigurationError: A setting is unknown or has an invalid value.
@@ -71,7 +83,7 @@ def settings_here(kind: type[_Settings]) -> _Settings:
 
     plugins = Plugins.load(selection_of({}, os.environ), kinds=())
     plugins.configure({}, os.environ)
-    return plugins.settings(kind)
+    return plugins
 
 
 def add_connection_settings(settings: Declarations) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 from djinn_lib_cluster.asking import ask
 from djinn_lib_cluster.messages import Resolve
 from djinn_lib_cluster.settings import ClusterSettings
-from djinn_lib_service.settings import TlsSettings
+from djinn_lib_service.settings import TlsSettings, configured_here
 
 from djinn.errors import ConfigurationError
-from djinn.plugins.manager import Plugins
 from djinn.settings import Config
-from djinn.settings.resolved import selection_of
 
 __all__ = ("metrics_of_cluster",)
 
@@ -24,8 +20,7 @@ def metrics_of_cluster() -> str:
         ConfigurationError: That server serves no metrics.
         DjinnError: The directory does not answer, or names no server.
     """
-    plugins = Plugins.load(selection_of({}, os.environ), kinds=())
-    plugins.configure({}, os.environ)
+    plugins = configured_here()
     config, cluster = plugins.settings(Config), plugins.settings(ClusterSettings).cluster
     if not cluster:
         return ""
