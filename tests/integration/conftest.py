@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -118,6 +119,15 @@ def session(server: ServerProcess) -> Iterator[ServerProcess]:
     yield server
     assert server.workers == [worker], "the process that runs operations died"
     djinn.init()
+
+
+@pytest.fixture
+def without_collection() -> Iterator[None]:
+    """Lets a test count handles of a session that others have used: collects their garbage before, not meanwhile."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="module")

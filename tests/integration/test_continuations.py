@@ -197,6 +197,7 @@ def test_large_gradients_are_measured_in_advance_only_after_much_more_work() -> 
     assert (little, much) == ([2, 2, 2, 2], [2, 1, 1, 1])
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_what_runs_ahead_is_no_operation_of_the_program_and_leaves_nothing() -> None:
     def steady(number: int) -> tuple[int, int]:
         x = torch.full((2,), float(number), device=DEVICE)

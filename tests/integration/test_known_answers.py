@@ -107,6 +107,7 @@ def test_a_failure_is_raised_at_the_wait_where_it_would_be_without() -> None:
     del lost
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_what_is_asked_once_only_leaves_nothing() -> None:
     handles = []
     for number in range(4):

@@ -229,6 +229,7 @@ def test_failures_are_raised_where_eager_would_and_lost_values_disturb_no_others
     assert seen == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, "lost"]
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_tensors_live_no_longer_for_having_been_looked_at() -> None:
     def hold_none() -> int:
         tensors = [torch.ones(4, device=DEVICE) for _ in range(5)]

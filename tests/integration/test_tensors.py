@@ -335,6 +335,7 @@ def test_dead_random_draws_still_count() -> None:
     assert torch.equal(torch.randn(3, device=DEVICE).cpu(), expected)
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_handles_return_to_where_they_were() -> None:
     torch.ones(1, device=DEVICE).item()
     djinn.synchronize()

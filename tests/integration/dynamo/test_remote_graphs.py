@@ -77,6 +77,7 @@ def test_calls_of_many_sizes_are_kept_if_they_are_one_program(monkeypatch: pytes
     assert counts["nodes_executed"] == 5 * 42
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_results_stay_on_the_device_and_values_are_freed() -> None:
     model, x = small(), torch.randn(5, 6, device=DEVICE)
     call = compiled(model)

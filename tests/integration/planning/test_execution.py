@@ -194,6 +194,7 @@ def test_results_are_those_that_nobody_reads_and_those_that_are_kept() -> None:
     same(chosen[1], (x + 1).relu())
 
 
+@pytest.mark.usefixtures("without_collection")
 def test_values_go_when_nobody_needs_them_any_more() -> None:
     def work(x: torch.Tensor) -> torch.Tensor:
         for _ in range(50):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -139,14 +138,6 @@ def test_programs_are_those_of_eager(program: Program) -> None:
 @pytest.mark.usefixtures("in_process")  # a server refuses more of them; docs/server.md
 def test_overlapping_writes_are_refused_as_in_eager() -> None:
     assert_same(overlapping_writes_are_refused)
-
-
-@pytest.fixture
-def without_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 def _refused_at_once() -> None:
