@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch
 from support.network import raw_peer
 
 import djinn
+
+from .conftest import ServerProcess
 
 LENGTH = 256 * 2**20
 QUESTION = b"?" * raw_peer.QUESTION_BYTES
@@ -26,6 +30,8 @@ class Wire:
     sock: Any
     address: str
     memory: memoryview
+    others: tuple[int, ...]
+    """The processes at the other end: the raw peer, and the worker of the server."""
 
     def ask(self) -> None:
         self.sock.sendall(QUESTION)
@@ -41,23 +47,23 @@ class Wire:
         raw_peer.take(self.sock, self.memory)
 
 
-def wire(name: str, address: str) -> Iterator[Wire]:
+def wire(name: str, server: ServerProcess) -> Iterator[Wire]:
     with subprocess.Popen([sys.executable, "-m", raw_peer.__name__, name, str(LENGTH)], stdout=subprocess.PIPE,
                           text=True) as process:
         assert process.stdout is not None
         where = process.stdout.readline().strip()
         with raw_peer.connected(where if where.startswith("/") else ("127.0.0.1", int(where))) as sock:
-            yield Wire(sock, address, memoryview(bytearray(b"\1" * LENGTH)))
+            yield Wire(sock, server.address, memoryview(bytearray(b"\1" * LENGTH)), (process.pid, server.pid))
 
 
 @pytest.fixture
-def tcp(server_address: str) -> Iterator[Wire]:
-    yield from wire("tcp", server_address)
+def tcp(server: ServerProcess) -> Iterator[Wire]:
+    yield from wire("tcp", server)
 
 
 @pytest.fixture
 def unix(tmp_path: Path, start_server: Callable[..., Any]) -> Iterator[Wire]:
-    yield from wire(f"{tmp_path}/raw.sock", start_server("--unix", f"{tmp_path}/djinn.sock").address)
+    yield from wire(f"{tmp_path}/raw.sock", start_server("--unix", f"{tmp_path}/djinn.sock"))
 
 
 def upload(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
@@ -79,9 +85,25 @@ def download(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]
     publish(comparison.speed, comparison.details)
 
 
+@contextmanager
+def a_core_for_each_end(others: tuple[int, ...]) -> Iterator[None]:
+    """Keep both ends apart, as two machines are: by itself, the system lets them share a core in one run of three."""
+    cores = sorted(os.sched_getaffinity(0))
+    for pid, core in ((os.getpid(), cores[0]), *((pid, cores[-1]) for pid in others)):
+        _move(pid, {core})
+    yield
+    _move(os.getpid(), set(cores))
+
+
+def _move(pid: int, cores: set[int]) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
+
+
 def empty_request(at: Wire, compare: Callable[..., Any], publish: Callable[..., None]) -> None:
     djinn.init(server=at.address)
-    comparison = compare(at.ask, djinn.synchronize, turns=5000, warmup_turns=500)
+    with a_core_for_each_end(at.others):
+        comparison = compare(at.ask, djinn.synchronize, turns=5000, warmup_turns=500)
     publish(comparison.cost, comparison.details)
 
 
