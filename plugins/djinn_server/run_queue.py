@@ -31,6 +31,10 @@ leave the others their share, so the others never starve."""
 CREDIT_S = 0.05
 """How far a session's virtual time may lag when it joins the line. A session that waits for each answer before its next
 request is never in the line when the next program is chosen; with this credit, it still gets its share."""
+BEGINNING_S = 5.0
+"""How much time of a session, before it is sent its first values, counts as used by all sessions of its tenant. When a
+server's worker has died, a recovery repeats that much by default, and then sends the request that waits for it. If it
+counted as the session's own, each of the others would use as much before the session had its next turn."""
 MAX_LOAD = 0.95
 """A device is never reported as busier with others: work would seem to take forever there."""
 _SMOOTHING = 0.2
@@ -77,6 +81,9 @@ class RunQueue:
 
     Concurrency:
         Any thread; each `SessionSlot` is used by one.
+
+    Laws:
+        server.repeats_shared
     """
 
     def __init__(
@@ -144,9 +151,15 @@ class RunQueue:
         self._recent.add(used_s, now)
         place.recent.add(used_s, now)
 
+    def _counted_s(self, place: SessionSlot, used_s: float) -> float:
+        """Return how much of the time that a session has used counts against it."""
+        shared_s = min(max(0.0, used_s), place.beginning_s)
+        place.beginning_s -= shared_s
+        return used_s - shared_s + shared_s / max(1, self.busy)
+
     def _charge(self, place: SessionSlot, more_s: float) -> None:
         kind = place.kind
-        place.finish += more_s
+        place.finish += self._counted_s(place, more_s)
         kind.finish += more_s / kind.weight
         if kind.waiting:
             kind.start += more_s / kind.weight
@@ -267,7 +280,7 @@ class RunQueue:
     def end(self, place: SessionSlot, now: float) -> None:
         """Record that a session's program has finished; the caller holds the lock."""
         used_s, kind = now - place.began_s, place.kind
-        place.finish = place.start + used_s
+        place.finish = place.start + self._counted_s(place, used_s)
         kind.finish = kind.start + used_s / kind.weight
         if kind.waiting:
             kind.start = kind.finish
@@ -373,6 +386,10 @@ class SessionSlot:
         self.kind = _Class(1.0)
         self.start = 0.0
         self.finish = 0.0
+        self.beginning_s = BEGINNING_S
+        """How much more of its time counts as used by all sessions."""
+        self._sends_values = False
+        """Whether the answer to the current message has values."""
         self.asked_s = 0.0
         self.began_s = 0.0
         self.first: DeviceMark | None = None
@@ -383,6 +400,7 @@ class SessionSlot:
     def received(self, batch: Batch) -> None:
         """Record a message that is about to be executed."""
         self.is_busy = True
+        self._sends_values = bool(batch.fetch)
         if batch.phase is not None:
             self.phase = batch.phase
             self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
@@ -410,6 +428,8 @@ class SessionSlot:
             has_more: Whether the next message has already arrived.
         """
         self.is_busy, self.heard_s = has_more, time.monotonic()
+        if self._sends_values and self.beginning_s < BEGINNING_S:
+            self.beginning_s = 0.0
         if not self._is_busy:
             return
         line = self._line

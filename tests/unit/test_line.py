@@ -16,7 +16,7 @@ from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.retry import MAX_TRIES, patiently
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.manager import TieredManager
-from djinn_server.run_queue import RunQueue, SessionSlot
+from djinn_server.run_queue import BEGINNING_S, RunQueue, SessionSlot
 from support.memory.room import DEFINE, open_executor
 
 from djinn.errors import LimitError, RefusedError, TransportError
@@ -102,6 +102,54 @@ def order(line: RunQueue, sessions: Sequence[tuple[str, float, ExecutionPhase]],
 def test_sessions_are_served_by_the_time_that_they_used() -> None:
     said = order(RunQueue(), 2 * [("long", 0.02, UNKNOWN), ("short", 0.005, UNKNOWN)], 100)
     assert 78 <= said.count("short") <= 82, "four short ones for each long one"
+
+
+def ends(line: RunQueue, lengths: dict[SessionSlot, list[float]], repeated: int) -> dict[SessionSlot, float]:
+    """Run programs of these lengths, and say when each session has run its last one; time is counted, not waited for.
+
+    Args:
+        line: The line.
+        lengths: Of each session's programs.
+        repeated: How many of these a client sends without asking for values.
+    """
+    now, ended = 0.0, dict[SessionSlot, float]()
+    done = dict.fromkeys(lengths, 0)
+
+    def enter(place: SessionSlot) -> None:
+        place.received(Batch([RUN], fetch=(1,) if done[place] >= repeated else ()))
+        line.enter(place)
+
+    for place in lengths:
+        enter(place)
+    while (place := line.running) is not None:
+        place.began_s = now
+        now += lengths[place][done[place]]
+        done[place] += 1
+        line.end(place, now)
+        has_more = done[place] < len(lengths[place])
+        place.carried_out(has_more=has_more)
+        place._gate.acquire(blocking=False)
+        if has_more:
+            enter(place)
+        else:
+            ended[place] = now
+    return ended
+
+
+def test_what_a_session_repeats_after_its_worker_has_died_pushes_it_behind_no_other() -> None:
+    line = RunQueue()
+    *others, slow = (line.open() for _ in range(50))
+    ended = ends(line, {place: 100 * [0.01] for place in others} | {slow: [0.75, 0.01, 0.01, 0.01]}, repeated=3)
+    assert ended[slow] < 5, "it waits for a few programs of each of the others, not until they have used as much time"
+
+
+def test_a_session_that_asks_for_no_values_gets_no_more_in_the_long_run() -> None:
+    line = RunQueue()
+    *others, silent = (line.open() for _ in range(10))
+    for place in others:
+        place.beginning_s = 0.0
+    ended = ends(line, {place: 2000 * [0.01] for place in (*others, silent)}, repeated=2000)
+    assert ended[silent] > 200 - 11 * BEGINNING_S
 
 
 def test_writing_goes_ahead_of_reading_but_for_a_tenth() -> None:

@@ -43,6 +43,14 @@ MUTANTS = (
     mutant("time-since-it-was-submitted", _BOUNDED, "djinn_server.device_clock:DeviceClock.finished",
            "self._spans[0].since_ns = time.monotonic_ns()", "pass",
            within=f"{_CLOCK}test_a_program_runs_from_when_the_one_before_has_finished"),
+    # What is done again after the end of a worker.
+    mutant("repeated-work-counts-against-its-session", "server.repeats_shared",
+           "djinn_server.run_queue:RunQueue._counted_s", "+ shared_s / max(1, self.busy)", "+ shared_s",
+           within="unit/test_line.py::"
+                  "test_what_a_session_repeats_after_its_worker_has_died_pushes_it_behind_no_other"),
+    mutant("work-without-answers-is-always-shared", "server.repeats_shared",
+           "djinn_server.run_queue:RunQueue._counted_s", "place.beginning_s -= shared_s", "pass",
+           within="unit/test_line.py::test_a_session_that_asks_for_no_values_gets_no_more_in_the_long_run"),
     # Processes that fork.
     mutant("driver-started-where-workers-are-forked", "server.forks_without_device",
            "djinn_executor_cuda.visible:count", "if is_unknown and", "if False and",
