@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import platform
 import socket
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
 import anyio.to_thread
+import msgspec
 import torch
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 from anyio.from_thread import start_blocking_portal
@@ -219,7 +221,7 @@ def _cumulative(counts: Sequence[int]) -> Iterator[tuple[str, float]]:
 
 
 class MetricsPage(MetricsOutput):
-    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
+    """Serves ``/metrics``, ``/programs``, ``/healthz`` and ``/readyz`` over HTTP.
 
     Args:
         options: Where to listen.
@@ -250,7 +252,7 @@ class MetricsPage(MetricsOutput):
                                       "machine with --metrics-host.") from None
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._why_not_ready = source.why_not_ready
+        self._source = source
         self._running = ExitStack()
 
     def start(self) -> None:
@@ -273,16 +275,17 @@ class MetricsPage(MetricsOutput):
             with anyio.fail_after(READ_TIMEOUT_S):
                 head = await BufferedByteReceiveStream(stream).receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
             method, path, accepted = _parsed(head)
-            _log.debug("metrics: %s: %s %s", stream.extra(SocketAttribute.remote_address)[0], method, path)  # noqa: S610  # no part of Django
+            reader = str(stream.extra(SocketAttribute.remote_address)[0])  # noqa: S610  # no part of Django
+            _log.debug("metrics: %s: %s %s", reader, method, path)
             # Formatting takes as long as there are tenants; meanwhile, the loop answers probes.
-            status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, accepted)
+            status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, accepted, reader)
             with anyio.fail_after(READ_TIMEOUT_S):
                 await stream.send(f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
                                   f"Content-Length: {len(body)}\r\n\r\n".encode() + (b"" if method == "HEAD" else body))
         except (OSError, anyio.BrokenResourceError, anyio.IncompleteRead, anyio.DelimiterNotFound) as error:
             _log.info("a reader of metrics left before it was answered: %s", error)
 
-    def _answer(self, method: str, path: str, accepted: str) -> tuple[int, str, bytes]:
+    def _answer(self, method: str, path: str, accepted: str, reader: str) -> tuple[int, str, bytes]:
         from prometheus_client.exposition import choose_encoder
 
         if method not in ("GET", "HEAD"):
@@ -290,10 +293,19 @@ class MetricsPage(MetricsOutput):
         if path == "/metrics":
             encode, content_type = choose_encoder(accepted)
             return 200, content_type, encode(self._registry)
-        reason = {"/healthz": lambda: "", "/readyz": self._why_not_ready}.get(
-            path, lambda: "There is /metrics, /healthz and /readyz.")()
+        if path == "/programs":
+            return self._programs(reader)
+        reason = {"/healthz": lambda: "", "/readyz": self._source.why_not_ready}.get(
+            path, lambda: "There is /metrics, /programs, /healthz and /readyz.")()
         status = 200 if not reason else 503 if path == "/readyz" else 404
         return status, _TEXT, f"{reason or 'ok'}\n".encode()
+
+    def _programs(self, reader: str) -> tuple[int, str, bytes]:
+        """List the slow programs of each tenant. What tenants compute concerns no other machine."""
+        if not ipaddress.ip_address(reader.partition("%")[0]).is_loopback:
+            return 403, _TEXT, b"Programs are shown to readers on the server's own machine.\n"
+        programs = {label: found.programs for label, found in self._source.totals().items()}
+        return 200, "application/json", msgspec.json.encode(programs)
 
     def export(self) -> None:
         """Format the page, as for a reader."""

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import attrs
+from djinn_lib_server.kinds.metrics import ProgramTime
 
+from djinn.ir.phase import ExecutionPhase
 from djinn_monitor.reading import Reading, TenantReading, name_of
 
-__all__ = ("TenantRates", "quantile_s", "rows_between")
+__all__ = ("ProgramRates", "TenantRates", "programs_between", "quantile_s", "rows_between")
 
 
 @attrs.frozen
@@ -41,6 +43,45 @@ class TenantRates:
     p99_s: float | None
     restarts: int
     pressure_tier: int
+
+
+@attrs.frozen
+class ProgramRates:
+    """How long a program of a tenant ran.
+
+    Attributes:
+        tenant: Label.
+        name, phase: Of the program; the phase is empty if its client does not know it.
+        runs_per_s: Between two readings.
+        device_part: Fraction of the time in which it ran, between two readings.
+        total_s, mean_s, longest_s: Of all runs since the server began.
+    """
+
+    tenant: str
+    name: str
+    phase: str
+    runs_per_s: float
+    device_part: float
+    total_s: float
+    mean_s: float
+    longest_s: float
+
+
+def programs_between(before: Reading, now: Reading) -> list[ProgramRates]:
+    """Return a row for each program that took much time, those that did between the readings first."""
+    elapsed_s = max(now.at_s - before.at_s, 1e-3)
+    known = {(tenant, each.name, each.phase): each for tenant, programs in before.programs.items() for each in programs}
+    rows = [_program(name_of(tenant, now.tenants), each, known.get((tenant, each.name, each.phase)), elapsed_s)
+            for tenant, programs in now.programs.items() for each in programs]
+    return sorted(rows, key=lambda row: (-row.device_part, -row.total_s))
+
+
+def _program(tenant: str, now: ProgramTime, before: ProgramTime | None, elapsed_s: float) -> ProgramRates:
+    # One that was not among the slowest before, or that is counted anew, has no rates yet.
+    last = now if before is None or before.runs > now.runs else before
+    return ProgramRates(tenant, now.name, "" if now.phase is ExecutionPhase.UNKNOWN else now.phase.value,
+                        (now.runs - last.runs) / elapsed_s, (now.total_ns - last.total_ns) / 1e9 / elapsed_s,
+                        now.total_ns / 1e9, now.total_ns / 1e9 / max(now.runs, 1), now.longest_ns / 1e9)
 
 
 def rows_between(before: Reading, now: Reading) -> list[TenantRates]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import http.client
 import math
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
+import msgspec
+from djinn_lib_server.kinds.metrics import ProgramTime
 
 from djinn.errors import ConfigurationError, ProtocolError, TransportError
 
@@ -83,6 +85,7 @@ class Reading:
         protocol_errors: Connections that ended because of invalid data, by kind.
         tenants: By label; the empty label stands for all clients if there are no tokens, and for connections without a
             tenant.
+        programs: Programs that took the most time, by label; empty on another machine than the server's.
     """
 
     at_s: float
@@ -90,6 +93,7 @@ class Reading:
     build: Mapping[str, str]
     protocol_errors: Mapping[str, int]
     tenants: Mapping[str, TenantReading]
+    programs: Mapping[str, Sequence[ProgramTime]] = attrs.field(factory=dict)
 
 
 def read(url: str) -> Reading:
@@ -120,7 +124,20 @@ def read(url: str) -> Reading:
     if status != http.client.OK or not any(sample.name == "djinn_build_info" for sample in samples):
         raise ProtocolError(f"What {url} serves are no metrics of djinn's.", hint=_START)
     not_ready = "" if ready.strip() == "ok" else printable(ready.strip())[:200] or "The server does not say why."
-    return _made(samples, not_ready)
+    return attrs.evolve(_made(samples, not_ready), programs=_programs(target))
+
+
+def _programs(target: SplitResult) -> Mapping[str, Sequence[ProgramTime]]:
+    """Fetch the programs of each tenant; none where the server does not show them."""
+    status, page = _get(target, "/programs")
+    if status != http.client.OK:
+        return {}
+    try:
+        found = msgspec.json.decode(page, type=dict[str, list[ProgramTime]])
+    except msgspec.DecodeError:
+        return {}
+    return {printable(label): [msgspec.structs.replace(program, name=printable(program.name)) for program in programs]
+            for label, programs in found.items()}
 
 
 def _target(url: str) -> SplitResult:

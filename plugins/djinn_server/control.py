@@ -188,6 +188,7 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
         handles: Number of values that it holds.
         name: The name that its client has given; empty if it has none.
         left_s: How long it stays, if it has a name and no client has it open; 0 for all others.
+        program: Name of the program that it runs, or has run last; empty if it has run none.
     """
 
     session: str
@@ -201,6 +202,7 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     handles: int
     name: str = ""
     left_s: float = 0.0
+    program: str = ""
 
 
 class Seen(msgspec.Struct, frozen=True, tag="seen"):

@@ -33,7 +33,8 @@ def list_sessions(
 
     Each line is a session: tenant, identifier, process of its worker, age, how long its client has asked for nothing,
     programs of its last message that are not through, for how long its program has run, MiB that it holds, its client's
-    address, its name if its client has given one, and how long it stays if no client has it open.
+    address, its name if its client has given one, how long it stays if no client has it open, and the program that it
+    runs or has run last.
 
     With --connect: name, the client that has it open, how long it stays without one, number of values, and MiB.
     """
@@ -48,8 +49,8 @@ def list_sessions(
         typer.echo(msgspec.json.format(msgspec.json.encode(
             [{"control": str(path), **msgspec.structs.asdict(row)} for path, row in found]), indent=2).decode())
         return
-    _show([("tenant", "session", "worker", "age", "idle", "queued", "running", "MiB", "client", "name", "left"),
-           *(_cells(row) for _, row in found)])
+    _show([("tenant", "session", "worker", "age", "idle", "queued", "running", "MiB", "client", "name", "left",
+            "program"), *(_cells(row) for _, row in found)])
 
 
 def _list_named(address: str, *, as_json: bool) -> None:
@@ -146,7 +147,7 @@ def _cells(row: SessionRow) -> tuple[str, ...]:
     return (printable(row.tenant) or EVERYBODY, printable(row.session) or "-", str(row.worker), *state,
             _time(row.running_s) if row.running_s else "-",
             f"{row.held_bytes / _MIB:.1f}" if row.answers else "does not answer", printable(row.peer) or "-",
-            printable(row.name) or "-", _time(row.left_s) if row.left_s else "-")
+            printable(row.name) or "-", _time(row.left_s) if row.left_s else "-", printable(row.program) or "-")
 
 
 def _time(seconds: float) -> str:

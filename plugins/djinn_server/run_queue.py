@@ -288,7 +288,8 @@ class RunQueue:
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
-        program, place.program = (place.program, place.phase), ""
+        program = place.program, place.phase
+        place.program, place.last_program = "", place.program or place.last_program
         last = None if self.clock is None else self.clock.mark()
         if self.clock is None or place.first is None or last is None:
             self._used(place, program, used_s, now)
@@ -359,6 +360,7 @@ class SessionSlot:
         stop: Holds the reason once the session's current work has been cancelled; empty until then.
         mark: Recorded on the board while its programs run.
         program: Name of the program that runs; empty if it has none.
+        last_program: Name of the one that ran last.
         phase: What its programs are part of.
         heard_s: When the last message arrived, or was finished.
         is_busy: Whether a message is being executed.
@@ -370,6 +372,7 @@ class SessionSlot:
     stop: Sequence[DjinnError] = ()
     mark: Mark = NOBODY
     program: str = ""
+    last_program: str = ""
     phase: ExecutionPhase = ExecutionPhase.UNKNOWN
 
     def __init__(self, line: RunQueue) -> None:

@@ -26,6 +26,7 @@ class SessionRow(msgspec.Struct):
         values: Number of values that it holds.
         name: The name that its client has given; empty if it has none.
         left_s: How long it stays, if no client has it open; 0 if one has.
+        program: Name of the program that it runs, or has run last; empty if it has run none.
         answers: Whether its worker has reported this; if not, only the running program and its start are known.
     """
 
@@ -42,3 +43,4 @@ class SessionRow(msgspec.Struct):
     answers: bool = True
     name: str = ""
     left_s: float = 0.0
+    program: str = ""

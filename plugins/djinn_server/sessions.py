@@ -68,7 +68,7 @@ class HeldSession:
         return SessionState(
             self.name, self.key_digest, self.channel.peer, now - self.began_s,
             0.0 if place.is_busy else now - place.heard_s, place.left, running_s, self.service.held_bytes,
-            self.service.live_handles, self.names.name)
+            self.service.live_handles, self.names.name, program=place.program or place.last_program)
 
 
 class Sessions:

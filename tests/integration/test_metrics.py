@@ -33,7 +33,8 @@ from support.servers.serving import children_of
 
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument
-from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import Batch, Define, Free, Run, Upload
 from djinn.wire.tensors import header_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
@@ -245,7 +246,11 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
     made = [tokens.create(name) for name in ("alice", "bob")]
     server = start_server("--metrics-port", "0", "--tokens", str(tokens.path))
     alice, bob = (session(server, token) for token in made)
-    bob.request(Batch([Upload(1, header_of(MIB))], synchronize=True), [MIB])
+    template = Template("aten::neg", facts_of(torch.ops.aten.neg.default).digest, (TensorArgument(),))
+    negate = Program((template,), (Step(0, (-1,), 1),), 1, (0,))
+    result, _ = bob.request(Batch([Upload(1, header_of(MIB)), Define(1, negate), Run(1, (1,), [], (2,)), Free((2,))],
+                                  synchronize=True), [MIB])
+    assert not result.failures
     wait_for(server, lambda now: now.tenants["bob"].held_bytes)
     stop = threading.Event()
 
@@ -261,7 +266,9 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
         stop.set()
         asking.join()
     assert done.returncode == 0, done.stderr
-    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    tenants, _, programs = done.stdout.partition("\n\n")
+    assert [line.split("\t")[:4] for line in programs.splitlines()[1:]] == [["bob", "neg", "-", "0"]]
+    lines = [line.split("\t") for line in tenants.splitlines()]
     rows = {cells[0]: dict(zip(lines[0][1:], cells[1:], strict=True)) for cells in lines[1:]}
     assert set(rows) == {"(greetings)", "alice", "bob", "(total)"}
     # Up to 100 a second, and what a worker has told when it was looked is up to a quarter of a second old.

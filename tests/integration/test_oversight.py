@@ -162,6 +162,7 @@ def test_the_operator_sees_sessions_and_ends_them(operated: Any, tmp_path: Path)
     assert seen[idle.name]["worker"] == worker
     assert seen[idle.name]["held_bytes"] >= 64 * 64 * 4
     assert seen[idle.name]["idle_s"] > 0
+    assert (bool(seen[busy.name]["program"]), seen[idle.name]["program"]) == (True, "")
     assert seen[busy.name]["idle_s"] == 0
     status, said, _ = run_command(tmp_path, "sessions", "--json", "--control", str(operated.control))
     assert status == 0
