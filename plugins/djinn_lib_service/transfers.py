@@ -129,8 +129,10 @@ def _check_members(transfer: ValueTransfer) -> None:
         size, stride = member.size, member.stride
         if len(size) != len(stride) or len(size) > MAX_DIMENSIONS:
             raise ProtocolError("A member of a transfer describes no tensor.")
-        reach = member.storage_offset + (0 if 0 in size else _span(size, stride))
-        if reach * dtype_named(member.dtype).itemsize > item.size[0] or any(step >= 2**63 for step in (*size, *stride)):
+        # An empty view may begin behind the end.
+        offset, itemsize = member.storage_offset, dtype_named(member.dtype).itemsize
+        reach = 0 if 0 in size else offset + _span(size, stride)
+        if reach * itemsize > item.size[0] or any(step >= 2**63 for step in (*size, *stride, offset * itemsize)):
             raise ProtocolError("A member of a transfer reaches beyond its memory.")
 
 

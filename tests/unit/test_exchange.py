@@ -194,6 +194,16 @@ def test_any_views_of_one_memory_arrive_as_they_were(data: st.DataObject) -> Non
     assert all(map(torch.equal, made, views))
 
 
+def test_an_empty_view_that_begins_behind_the_end_travels() -> None:
+    views = [torch.view_as_real(torch.empty(0, dtype=torch.complex64))[:, 1]]
+    assert views[0].storage_offset() > views[0].untyped_storage().nbytes()
+    transfer, [flat] = pack_family(1, views, torch.clone)
+    check(transfer)
+    [made] = unpack_family(transfer, flat, torch.clone)
+    assert isinstance(made, torch.Tensor)
+    assert (made.size(), made.stride(), made.storage_offset()) == ((0,), (2,), 1)
+
+
 def test_conjugation_travels_with_a_family() -> None:
     base = torch.tensor([1 + 2j, 3 - 1j])
     transfer, [flat] = pack_family(1, [base, base.conj(), base.imag._neg_view()], torch.clone)
@@ -224,6 +234,7 @@ def test_another_number_of_values_than_was_sent_is_refused(sides: tuple[Side, Si
     AliasedTensor("float32", (4,), (1,), 0), AliasedTensor("float32", (2,), (2**62,), 0),
     AliasedTensor("uint8", (1,), (1,), 12), AliasedTensor("int64", (2,), (1,), 0),
     AliasedTensor("uint8", (2, 2), (1,), 0), AliasedTensor("uint8", (2**62, 4), (0, 0), 2**62),
+    AliasedTensor("int64", (0,), (1,), 2**62),
 ])
 def test_members_beyond_their_memory_are_refused(member: AliasedTensor) -> None:
     with pytest.raises(ProtocolError):
