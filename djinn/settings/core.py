@@ -52,9 +52,9 @@ class Config:
     servers: tuple[str, ...] = setting(
         (), help="addresses of several executors, instead of `server`; in the variable, separated by commas",
         reads=_addresses, allowed="a list of addresses such as tcp://host:port")
-    placement: Literal["explicit", "automatic", "cost"] = setting(
+    placement: Literal["explicit", "automatic", "cost", "phases"] = setting(
         "explicit", help="`explicit`: each executor is a device, and you place tensors; `automatic`: all are one, and "
-                         "a scheduler decides; `cost`: the same, and small work on the client's data stays there")
+                         "a scheduler decides; `cost`: so, with small work here; `phases`: so, with prompts elsewhere")
     token: str = setting("", help="the token that the server requires", secret=True)
     device: str = setting(
         "", help="device of an executor in this process, such as `cpu` or `cuda:0`; empty for the best available",

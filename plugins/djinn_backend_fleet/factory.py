@@ -16,6 +16,7 @@ from djinn.kinds import Backend, BackendContext, Connection
 from djinn.settings import Config
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.loads import FleetLoads
+from djinn_backend_fleet.phases import PhasePlacement
 from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement, member_of
 
 
@@ -33,9 +34,8 @@ class FleetFactory:
             ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
         """
         settings = context.settings(Config)
-        is_explicit = settings.placement == "explicit"
-        loads = FleetLoads(connections, are_read=not is_explicit)
-        placement = ExplicitPlacement() if is_explicit else _automatic(connections, context, loads)
+        loads = FleetLoads(connections, are_read=settings.placement != "explicit")
+        placement = _placement(settings.placement, connections, context, loads)
         fleet = Fleet(connections, tape, released, placement, loads, context.pace, partial(_wrapped, context),
                       is_debugging=settings.debug)
         fleet.use_cache(context.open_cache)
@@ -43,8 +43,14 @@ class FleetFactory:
         return fleet
 
 
-def _automatic(connections: Sequence[Connection], context: BackendContext, loads: FleetLoads) -> Placement:
+def _placement(
+    chosen: str, connections: Sequence[Connection], context: BackendContext, loads: FleetLoads,
+) -> Placement:
+    if chosen == "explicit":
+        return ExplicitPlacement()
     members = [member_of(f"{context.device.type}:{index}", connection) for index, connection in enumerate(connections)]
+    if chosen == "phases":
+        return PhasePlacement(members, _annotated, loads)
     return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated, loads)
 
 

@@ -27,7 +27,7 @@ from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
 from djinn_backend_fleet.loading import loads_first
 from djinn_backend_fleet.loads import FleetLoads
-from djinn_backend_fleet.placement import AutomaticPlacement
+from djinn_backend_fleet.placement import JointPlacement
 from djinn_backend_fleet.views import view_chain
 
 
@@ -70,6 +70,7 @@ class Fleet:
         self._released = released
         self.placement = placement
         self._loads = loads
+        loads.use(self.executors)
         self._wrap = wrap
         self._dead: set[int] = set()
         self._transfers = itertools.count(1)
@@ -115,7 +116,7 @@ class Fleet:
 
     def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
         """Describe the executors to a scheduler; see `djinn_lib_schedule.placing.SupportsPlacement`."""
-        self._loads.refresh(self.executors)
+        self._loads.refresh()
         return self.placement.devices(self.where, values)
 
     def use_cache(self, open_cache: Callable[[], SubmissionCache]) -> None:
@@ -139,17 +140,17 @@ class Fleet:
         for source, target in itertools.permutations(range(len(self.executors)), 2):
             self._introduce(source, target)
         self.synchronize()
-        self._loads.refresh(self.executors)
+        self._loads.refresh()
 
     @property
     def may_grow(self) -> bool:
         """Whether another executor can be added now: the placement for all of the session's work must decide."""
-        return isinstance(self.placement, AutomaticPlacement)
+        return isinstance(self.placement, JointPlacement)
 
     def add(self, connection: Connection) -> None:
         """Let another executor take part in new work; see `djinn_lib_schedule.placing.SupportsJoining`."""
         newest, placement = len(self.executors), self.placement
-        assert isinstance(placement, AutomaticPlacement)
+        assert isinstance(placement, JointPlacement)
         self.executors.append(self._opened(self._wrap(connection)))
         try:
             self._check_alike()
@@ -196,7 +197,7 @@ class Fleet:
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Bring values home; see `djinn.kinds.backend.Backend.fetch`."""
-        self._loads.revisit(self.executors)
+        self._loads.revisit()
         self._take(None if whole else slots)
         return self._asked(slots, lambda executor, mine: self._loads.fetch(executor, self.executors[executor], mine))
 
@@ -332,6 +333,9 @@ class Fleet:
         """
         self._leaving = _last_uses(placed, gone)
         for self._position, (node, executor) in enumerate(placed):
+            if self._position and placed[self._position - 1][0] is node:
+                self._put_again(node, executor)
+                continue
             if takes_storage(node.signature.template.operator):
                 self._rehouse(node.inputs[0].number, node.inputs[1].number)
             self._put(node, self._allowed(node, executor))
@@ -349,16 +353,16 @@ class Fleet:
                 self.executors[executor].released.append(number)
 
     def _allowed(self, node: Node, executor: int) -> int:
-        """Return where a node must run, given the chosen executor: storages that it writes or views have a home."""
+        """Return where a node must run, given the chosen executor: storages that it views have a home.
+
+        Storages that it writes move to where it runs. Those of a value that takes another's storage have just moved.
+        """
         signature = node.signature
-        bound = [node.inputs[index] for index in signature.writes]
-        bound += [node.inputs[alias] for alias in signature.aliases if alias >= 0]
+        moves = () if takes_storage(signature.template.operator) else signature.writes
+        bound = [node.inputs[index] for index in {*signature.writes, *signature.aliases}
+                 if index >= 0 and index not in moves]
         homes = {home for slot in bound if (home := self.where.home_of(slot.number)) is not None}
-        if not homes or homes == {executor}:
-            return executor
-        if len(homes) == 1:
-            return homes.pop()
-        return executor if executor in homes else min(homes)
+        return executor if not homes or executor in homes else min(homes)
 
     def _rehouse(self, number: int, source: int) -> None:
         """Move a value to the home of the storage that it is about to share."""
@@ -393,6 +397,12 @@ class Fleet:
         for slot, spec, alias in zip(node.outputs, specs, aliases, strict=True):
             self.where.add(slot.number, executor, spec, view, node.inputs[alias].number if alias >= 0 else None)
 
+    def _put_again(self, node: Node, executor: int) -> None:
+        """Let another executor run a node, too, so that its results need not be sent there."""
+        for slot in node.inputs:
+            self._bring(slot, executor)
+        self._repeat(node, executor)
+
     def _bring(self, slot: Slot, executor: int) -> None:
         """Make a value available on the executor that is about to read it."""
         held = self.where.find(slot.number)
@@ -416,7 +426,7 @@ class Fleet:
         return 0 if held is None else held.size_bytes
 
     def _repeat(self, node: Node, executor: int) -> None:
-        """Make the views of a node on another executor as well."""
+        """Make the results of a node on another executor as well."""
         link = self.executors[executor]
         link.tape.nodes.append(node)
         for slot in node.outputs:
@@ -430,6 +440,7 @@ class Fleet:
         held = self.where.find(slot.number)
         if held is None or (home := self.where.homes[held.storage]) == executor:
             return
+        self._let_go()
         family = tuple(number for number, _ in self.where.members_of(held.storage))
         self._send(Send(slot.number, executor, next(self._transfers), family), home, executor)
         self.executors[home].released.extend(family)

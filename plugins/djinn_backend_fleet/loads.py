@@ -22,6 +22,8 @@ load is that of the last seconds, so an answer that comes sooner would tell litt
 """
 QUIET_S = 10.0
 """An executor that was sent no operation for so long is assumed to have finished, although it was not asked."""
+FEW_NODES = 100
+"""An executor that was sent no more operations than this since its last answer can soon answer again."""
 LEVELS = 4
 """Number of levels of load; work is placed anew when an executor reaches another one."""
 _QUESTION = Slot(LOAD_HANDLE, FIRST_REPORT)
@@ -45,8 +47,13 @@ class FleetLoads:
         self._sent: list[tuple[int, float]] = []
         """By executor: how many operations it was sent, and when that was noticed; long ago if they are answered."""
         self._are_read = are_read
+        self._links: Sequence[SingleBackend] = ()
         for connection in connections:
             self.add(connection)
+
+    def use(self, links: Sequence[SingleBackend]) -> None:
+        """Ask the executors through these links, of which there may be more later."""
+        self._links = links
 
     def add(self, connection: Connection) -> None:
         """Track another executor, too."""
@@ -77,19 +84,24 @@ class FleetLoads:
         """Note that an executor has finished its work."""
         self._sent[executor] = link.nodes_sent, _LONG_AGO
 
-    def refresh(self, links: Sequence[SingleBackend]) -> None:
+    def refresh(self) -> None:
         """Ask executors whose last load is old."""
-        for executor, link in enumerate(links):
+        for executor, link in enumerate(self._links):
             if self._is_old(executor, REFRESH_S):
                 self.fetch(executor, link, ())
 
-    def revisit(self, links: Sequence[SingleBackend]) -> None:
+    def renew(self) -> None:
+        """Ask as `refresh` does, unless the first executor has much to do before it can answer."""
+        if self._links[0].nodes_sent - self._sent[0][0] <= FEW_NODES:
+            self.refresh()
+
+    def revisit(self) -> None:
         """Ask one of the executors that work avoids because they were busy, so that it gets work again.
 
         One that still works for this session is left out: its answer would come after that work.
         """
-        for executor in sorted(range(len(links)), key=self._asked_s.__getitem__):
-            link = links[executor]
+        for executor in sorted(range(len(self._links)), key=self._asked_s.__getitem__):
+            link = self._links[executor]
             if self.level_of(executor) and self._is_old(executor, REVISIT_S) and self._is_quiet(executor, link):
                 self.fetch(executor, link, ())
                 return

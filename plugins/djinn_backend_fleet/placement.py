@@ -95,7 +95,70 @@ def member_of(name: str, connection: Connection) -> FleetMember:
     return FleetMember(name, connection.welcome, known.profile, home_link=known.home_link)
 
 
-class AutomaticPlacement:
+class JointPlacement:
+    """What placements share for which all executors form one device.
+
+    Args:
+        members: The executors.
+        annotate: Adds semantic annotations to a graph.
+        loads: Knows how busy the executors are.
+    """
+
+    shares_generator = True
+
+    def __init__(
+        self, members: Sequence[FleetMember], annotate: Callable[[Graph], Graph], loads: FleetLoads,
+    ) -> None:
+        self._members = list(members)
+        self._annotate = annotate
+        self._loads = loads
+        self._pinned: int | None = None
+
+    def device_count(self, executors: int) -> int:
+        """Return 1."""
+        return 1
+
+    def add(self, connection: Connection) -> None:
+        """Place new work on another executor, too."""
+        kind = self._members[0].id.partition(":")[0]
+        self._members.append(member_of(f"{kind}:{len(self._members)}", connection))
+
+    def pin(self, executor: int | None) -> None:
+        """Run all further work on one executor; ``None``: where the placement chooses."""
+        self._pinned = executor
+
+    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
+              links: Mapping[int, LinkProfile]) -> None:
+        """Record the measured speed of an executor and its links; later pieces are placed accordingly."""
+        named = {self._members[index].id: link for index, link in links.items()}
+        self._members[executor] = attrs.evolve(self._members[executor], profile=profile, home_link=home_link,
+                                               links={**self._members[executor].links, **named})
+
+    def _left(self, index: int, share: float, held_bytes: Sequence[int]) -> float:
+        member = self._members[index]
+        if member.memory_bytes is None:
+            return math.inf
+        return share * member.memory_bytes - held_bytes[index] - member.welcome.held_bytes
+
+    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
+        """Describe the executors to a scheduler, in their order.
+
+        Args:
+            where: Where values are.
+            values: Values whose location matters.
+        """
+        made = []
+        for index, member in enumerate(self._members):
+            held = [number for number in values if where.is_at(number, index)]
+            at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
+            made.append(DeviceInfo(
+                member.id, member.memory_bytes, where.held_bytes[index] + member.welcome.held_bytes, at_home,
+                frozenset(f"v{number}" for number in held) - at_home, member.profile, member.links, member.home_link,
+                self._loads.of(index)))
+        return made
+
+
+class AutomaticPlacement(JointPlacement):
     """Placement by a scheduler: all executors form one device, and semantics, memory and speed decide.
 
     A piece of tape is scheduled once for each structure and each distribution of its inputs.
@@ -107,31 +170,21 @@ class AutomaticPlacement:
         loads: Knows how busy the executors are.
     """
 
-    shares_generator = True
-
-    def device_count(self, executors: int) -> int:
-        """Return 1."""
-        return 1
-
     def __init__(
         self, scheduler: GraphScheduler, members: Sequence[FleetMember], annotate: Callable[[Graph], Graph],
         loads: FleetLoads,
     ) -> None:
+        super().__init__(members, annotate, loads)
         self._scheduler = scheduler
-        self._members = list(members)
-        self._annotate = annotate
         self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
-        self._loads = loads
         self._ranked_by = self._load_levels()
         self._preference = self._ranked()
         self._filling = 0
-        self._pinned: int | None = None
 
     def add(self, connection: Connection) -> None:
         """Place new work on another executor, too. The next uploads stay with earlier ones as long as they fit."""
-        kind = self._members[0].id.partition(":")[0]
         self._preference.append(len(self._members))
-        self._members.append(member_of(f"{kind}:{len(self._members)}", connection))
+        super().add(connection)
 
     def _ranked(self) -> list[int]:
         """List the less busy executors first."""
@@ -142,16 +195,10 @@ class AutomaticPlacement:
     def _load_levels(self) -> tuple[int, ...]:
         return tuple(self._loads.level_of(index) for index in range(len(self._members)))
 
-    def pin(self, executor: int | None) -> None:
-        """Run all further work on one executor; ``None``: where the scheduler chooses."""
-        self._pinned = executor
-
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
         """Record the measured speed of an executor and its links; later pieces are scheduled accordingly."""
-        named = {self._members[index].id: link for index, link in links.items()}
-        self._members[executor] = attrs.evolve(self._members[executor], profile=profile, home_link=home_link,
-                                               links={**self._members[executor].links, **named})
+        super().learn(executor, profile, home_link, links)
         self._schedules.clear()
 
     def house(self, size_bytes: int, device: torch.device | None, where: ValueDirectory) -> int:
@@ -185,12 +232,6 @@ class AutomaticPlacement:
                     self._filling = max(place, self._filling)
                     return index
         return None
-
-    def _left(self, index: int, share: float, held_bytes: Sequence[int]) -> float:
-        member = self._members[index]
-        if member.memory_bytes is None:
-            return math.inf
-        return share * member.memory_bytes - held_bytes[index] - member.welcome.held_bytes
 
     def _loaded(self, nodes: Sequence[Node], where: ValueDirectory) -> Placed:
         """Place operations that load stored tensors as if these were uploaded."""
@@ -253,20 +294,3 @@ class AutomaticPlacement:
         positions = {node.id: index for index, node in enumerate(graph.nodes())}
         return (tuple(positions[name] for name in schedule.order),
                 tuple(indices[schedule.devices[name]] for name in schedule.order))
-
-    def devices(self, where: ValueDirectory, values: Sequence[int] = ()) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler, in their order.
-
-        Args:
-            where: Where values are.
-            values: Values whose location matters.
-        """
-        made = []
-        for index, member in enumerate(self._members):
-            held = [number for number in values if where.is_at(number, index)]
-            at_home = frozenset(f"v{number}" for number in held if where.home_of(number) == index)
-            made.append(DeviceInfo(
-                member.id, member.memory_bytes, where.held_bytes[index] + member.welcome.held_bytes, at_home,
-                frozenset(f"v{number}" for number in held) - at_home, member.profile, member.links, member.home_link,
-                self._loads.of(index)))
-        return made
