@@ -11,12 +11,13 @@ from typing import Annotated, TypeVar
 
 import attrs
 import typer
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram, ProgramReport
+from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram, ProgramReport, SupportsHosts
 from djinn_lib_server.secret_files import key_in
+from djinn_lib_service.settings import client_authorities
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn_cluster.clusters import Cluster, clusters, find, make
-from djinn_cluster.joining import await_servers
+from djinn_cluster.joining import await_servers, await_servers_apart
 from djinn_cluster.programs import DIRECTORY, programs_of
 
 __all__ = ("down", "logs", "status", "up")
@@ -167,11 +168,18 @@ def _await_start(cluster: Cluster) -> list[ProgramReport]:
             return failed
         if len(printed) == len(reports):
             address = next(report.address for report in reports if report.name == DIRECTORY)
-            # Perhaps nothing leads from here to a directory that is apart.
-            if not cluster.is_apart and (missing := await_servers(address, cluster.key_file, len(reports) - 1)):
+            if missing := _await_listed(cluster, address, len(reports) - 1):
                 typer.echo(f"djinn cluster {cluster.name}: {missing}", err=True)
             return []
     return [ProgramReport(cluster.name, "failed", problem="the cluster was stopped before it served")]
+
+
+def _await_listed(cluster: Cluster, address: str, count: int) -> str:
+    """Wait until the directory leads clients to all servers; return why it does not."""
+    asked = address, cluster.key_file, count, client_authorities()
+    if isinstance(cluster.engine, SupportsHosts):
+        return await_servers_apart(cluster.engine, DIRECTORY, *asked)
+    return await_servers(*asked)
 
 
 def _cells(report: ProgramReport) -> tuple[str, ...]:

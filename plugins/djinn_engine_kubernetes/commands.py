@@ -96,9 +96,17 @@ class Kubectl:
     def read(self, pod: Pod, script: str) -> str:
         """Run a script of the shell in a Pod; return what it prints, and nothing if it fails or cannot be run."""
         try:
-            return self._do("exec", pod.name, f"--container={CONTAINER}", "--", "sh", "-c", script)
+            return self.execute(pod, "sh", "-c", script)
         except ConfigurationError:
             return ""
+
+    def execute(self, pod: Pod, *words: str) -> str:
+        """Run a command in a Pod, and return what it prints.
+
+        Raises:
+            ConfigurationError: It fails, or cannot be run.
+        """
+        return self._do("exec", pod.name, f"--container={CONTAINER}", "--", *words)
 
     def log(self, pod: Pod, lines: int) -> str:
         """Return the end of what a Pod has written; nothing if it has not begun."""

@@ -7,7 +7,7 @@ import math
 import secrets
 import shlex
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -125,10 +125,16 @@ class KubernetesEngine:
         started = self._read()
         if started is None or program not in started.programs:
             raise LookupError(f"There is no program {program!r}.")
-        pods = [pod for pod in started.kubectl.look()[1] if pod.program == program]
-        if not pods:
-            return []
-        return _log(started.kubectl, max(pods, key=lambda pod: pod.rank), lines)
+        pod = _pod_of(started.kubectl, program)
+        return [] if pod is None else _log(started.kubectl, pod, lines)
+
+    def run(self, program: str, words: Sequence[str]) -> str:
+        """Run Python in the Pod of a program."""
+        started = self._read()
+        pod = None if started is None or not started.programs else _pod_of(started.kubectl, program)
+        if started is None or pod is None:
+            raise ConfigurationError(f"The program {program} has no Pod.", hint="See `djinn cluster status`.")
+        return started.kubectl.execute(pod, "python", *words)
 
     def stop(self, drain_s: float) -> None:
         """Delete the objects. Programs are sent SIGTERM, and are killed when that time is over."""
@@ -202,6 +208,11 @@ def _report(kubectl: Kubectl, name: str, has_job: bool, pods: list[Pod]) -> Prog
     # The numbers of processes in a Pod are its own.
     is_here = keeper.host == socket.gethostname()
     return attrs.evolve(report, place=place, pid=report.pid if is_here else 0, restarts=report.restarts + restarts)
+
+
+def _pod_of(kubectl: Kubectl, program: str) -> Pod | None:
+    """Return the Pod that stands for a program; ``None`` if there is none."""
+    return max((pod for pod in kubectl.look()[1] if pod.program == program), key=lambda pod: pod.rank, default=None)
 
 
 def _log(kubectl: Kubectl, pod: Pod, lines: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -129,6 +129,17 @@ class SupportsHosts(Protocol):
 
         Raises:
             ConfigurationError: The system that runs programs is unknown.
+        """
+
+    def run(self, program: str, words: Sequence[str]) -> str:
+        """Run Python where a program runs, with its files, and return what it prints.
+
+        Args:
+            program: The name of the program.
+            words: The arguments of Python. Others may see them.
+
+        Raises:
+            ConfigurationError: That is not possible, or fails.
         """
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from djinn_cluster.clusters import make
+from djinn_cluster.joining import await_servers_apart
 from djinn_cluster.programs import programs_of
 from djinn_engine_kubernetes.engine import KubernetesEngines
-from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram
+from djinn_lib_cluster.asking import parse
+from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, SupportsHosts
+from djinn_lib_cluster.messages import Join, LoadReport, encoded
+from djinn_lib_server.secret_files import key_in
 from support.servers.clusters import when
 from support.servers.kubernetes import Kubernetes
 
@@ -105,6 +111,25 @@ def test_programs_find_each_other_by_the_names_of_their_pods(
     assert "--announce tls://server-0.djinn-lab.lab.svc:7777 " in words
     assert set(server.files) == set(directory.files) == {str(cluster.key_file), str(certificate), str(authority)}
     assert server.gpus == 1
+
+
+def test_the_directory_is_asked_in_its_pod_whether_it_leads_clients_to_all_servers(
+        engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_TOKEN", "secret-of-clients")
+    key = tmp_path / "key"
+    known_by = key_in(key, makes=True)
+    engine.start(ClusterSpec("lab", (EngineProgram("directory", (
+        "djinn", "directory", "--name", "lab", "--port", "0", "--key", str(key)), files=(str(key),)),)))
+    address = when(engine, lambda report: report.state == "serving").address
+    assert isinstance(engine, SupportsHosts)
+    with ThreadPoolExecutor(1) as asking:
+        waiting = asking.submit(await_servers_apart, engine, "directory", address, key, 1, "")
+        parsed = parse(address)
+        with socket.create_connection((parsed.host, parsed.port), timeout=20) as server:
+            server.sendall(encoded(Join(known_by, "lab", "tcp://server-0:1")) + encoded(LoadReport()))
+            assert waiting.result(40) == ""
+    for program, path, why in (("directory", tmp_path / "none", "cannot be read"), ("server-0", key, "has no Pod")):
+        assert why in await_servers_apart(engine, program, address, path, 1, "")
 
 
 def test_fields_of_pods_that_cannot_be_read_leave_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ import djinn
 pytest.importorskip("ray", reason="needs Ray: python3 -m pip install -c constraints.txt ray")
 
 UP_S = 400.0
-UP = ("cluster", "up", "--engine", "ray", "--servers", "2", "--name", "lab", "--", "--threads", "1")
+UP = ("cluster", "up", "--engine", "ray", "--servers", "2", "--name", "lab", "--dashboard-port", "0", "--", "--threads",
+      "1")
 KILLED = ("a node", "a gateway", "an actor")
 """The node comes first: at the beginning, Ray spreads the programs over both."""
 
@@ -89,6 +91,15 @@ def test_a_session_outlives(killed: str, clusters: Clusters, nodes: RayNodes) ->
     assert after[server]["pid"] != pid
     wait_until(lambda: has_ended(pid), "the old server is still there")
     assert clusters.run("cluster", "logs", server, "--name", "lab").stdout.count("accepting on") >= 2
+
+
+def test_a_server_that_the_page_drains_comes_back(clusters: Clusters) -> None:
+    before = serving(clusters)["server-1"]
+    log = clusters.run("cluster", "logs", "directory", "--name", "lab").stdout
+    page = re.findall(r"dashboard on (http:\S+)/,", log)
+    assert "takes no new sessions" in clusters.drain(page[-1], before["address"])
+    wait_until(lambda: (after := serving(clusters)) and after["server-1"]["restarts"] == before["restarts"] + 1,
+               "it is not back")
 
 
 def test_nothing_is_left_at_the_end(clusters: Clusters, nodes: RayNodes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from djinn_conformance.certificates import certificates
 from djinn_engine_slurm.engine import SlurmEngines
 from djinn_engine_slurm.node import SPEC
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
@@ -21,6 +23,7 @@ from support.servers.slurm import Slurm
 import djinn
 from djinn.errors import ConfigurationError
 
+AUTHORITY = certificates().authority
 SERVES = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -57,13 +60,15 @@ def engine(slurm: Slurm, tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def clusters(slurm: Slurm, tmp_path: Path) -> Iterator[Clusters]:
-    with Clusters(tmp_path, PATH=slurm.path).ended() as made:
+    with Clusters(tmp_path, PATH=slurm.path, DJINN_TLS_CA=AUTHORITY).ended() as made:
         yield made
 
 
 def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clusters, slurm: Slurm) -> None:
-    done = clusters.run("cluster", "up", "--engine", "slurm", "--name", "lab", "--", "--threads", "1")
+    done = clusters.run("cluster", "up", "--engine", "slurm", "--name", "lab", "--dashboard-port", "0", "--",
+                        "--threads", "1", "--tls-cert", certificates().server)
     assert done.returncode == 0, done.stderr
+    (port,) = re.findall(r"dashboard on port (\d+)", done.stdout)
     directory, before = clusters.programs()
     assert [(each["name"], each["state"], each["restarts"]) for each in (directory, before)] == [
         ("directory", "serving", 0), ("server-0", "serving", 0)]
@@ -72,7 +77,8 @@ def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clus
     assert address.read_text().strip() == directory["address"]
     model = gpt2(**MODEL)
     wanted = generated(model, PROMPT, TOKENS)
-    djinn.init(cluster=f"file:{address}", recovery="replay", recovery_timeout_s=TIMEOUT_S, log_level="ERROR")
+    djinn.init(cluster=f"file:{address}", recovery="replay", recovery_timeout_s=TIMEOUT_S, tls_ca=AUTHORITY,
+               log_level="ERROR")
     try:
         pids = [before["pid"], *workers_of(before["pid"])]
         tokens = generated(model.to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
@@ -84,6 +90,11 @@ def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clus
     _, after = clusters.programs()
     assert (after["state"], after["restarts"], "signal 9" in after["problem"]) == ("serving", 1, True)
     assert after["place"] == before["place"]
+    said = clusters.drain(f"https://127.0.0.1:{port}", after["address"], AUTHORITY)
+    assert said == f"{after['address']} takes no new sessions, and ends after the last one."
+    wait_until(lambda: [(each["state"], each["restarts"]) for each in clusters.programs()[1:]] == [("serving", 2)],
+               "it is not back")
+    _, after = clusters.programs()
     processes = [directory["pid"], after["pid"], *workers_of(after["pid"])]
     down = clusters.run("cluster", "down", "--name", "lab", "--drain-s", "0")
     assert down.returncode == 0, down.stderr

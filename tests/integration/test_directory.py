@@ -28,7 +28,7 @@ from djinn_directory import ordering
 from djinn_directory.announcing import Announcements
 from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
 from djinn_directory.endpoint import DirectoryEndpoint
-from djinn_lib_cluster.asking import ask, parse
+from djinn_lib_cluster.asking import ask, parse, trusting
 from djinn_lib_cluster.messages import (
     MAX_LINE_BYTES,
     Accepted,
@@ -52,6 +52,7 @@ from djinn.session.connecting import connect
 from djinn.settings import Config
 
 KEY, TOKEN = "k" * 20, "a-long-token"
+AUTHORITY = certificates().authority
 LOADS = [LoadReport(problem, sessions, held, limit, models)
          for problem in ("", "it drains") for sessions in (0, 2) for held in (0, 80) for limit in (0, 100)
          for models in ((), ("gpt2",))]
@@ -130,7 +131,9 @@ def directory() -> Iterator[str]:
 
 
 def connected(directory: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", parse(directory).port), timeout=20)
+    found = parse(directory)
+    plain = socket.create_connection((found.host, found.port), timeout=20)
+    return plain if found.scheme == "tcp" else trusting(AUTHORITY).wrap_socket(plain, server_hostname=found.host)
 
 
 def answer_of(directory: str, data: bytes) -> dict[str, Any]:
@@ -332,7 +335,7 @@ def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_env
 
 @attrs.frozen
 class ClusterPage:
-    """The page of a directory in another process, and the address and the file with the key of that directory."""
+    """The page of a directory in another process, with TLS, and that directory's address and file with the key."""
 
     url: str
     address: str
@@ -343,7 +346,7 @@ class ClusterPage:
         return self.key_file.read_text().strip()
 
     def ask(self, path: str, secret: str, body: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
-        page = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=20)
+        page = http.client.HTTPSConnection(urlsplit(self.url).netloc, timeout=20, context=trusting(AUTHORITY))
         page.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
                      {"Authorization": f"Bearer {secret}"})
         with page.getresponse() as answer:
@@ -360,7 +363,7 @@ class ClusterPage:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPage]:
     folder = tmp_path_factory.mktemp("cluster")
     command = ["directory", "--name", "lab", "--key", str(folder / "key"), "--dashboard-port", "0",
-               "--address-file", str(folder / "address")]
+               "--address-file", str(folder / "address"), "--tls-cert", certificates().server]
     with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(DJINN_TOKEN=TOKEN),
                     log=folder / "log", has_djinn=True) as process:
         address = process.stdout.readline().split()[-1]
@@ -413,7 +416,7 @@ def test_the_page_of_a_cluster_says_what_a_server_answers_that_is_to_drain(clust
 
 def test_a_server_drains_when_its_directory_asks(cluster: ClusterPage, tmp_path: Path) -> None:
     with Serving(tmp_path / "log", "--directory", cluster.address, "--directory-key", str(cluster.key_file),
-                 "--control", str(tmp_path / "s")) as server:
+                 "--control", str(tmp_path / "s"), DJINN_TLS_CA=AUTHORITY) as server:
         until(lambda: server.address in [row["cells"][0] for row in cluster.state()["tables"][0]["rows"]])
         status, answer = cluster.drain(server.address)
         assert (status, set(answer)) == (200, {"said"}), answer

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ import trustme
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
+from djinn_lib_server.options import MetricsOptions
 from djinn_lib_service.upload_dedup import reusing
+from djinn_metrics_prometheus.exposition import MetricsPage
 from djinn_monitor.reading import Reading, read
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from prometheus_client.parser import text_string_to_metric_families
@@ -280,6 +283,15 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
     assert rows["(total)"]["sessions"] == "2"
     for connection in (alice, bob):
         connection.close()
+
+
+def test_readers_on_other_machines_see_no_programs() -> None:
+    page = MetricsPage(MetricsOptions(port=0), SimpleNamespace(totals=dict))
+    readers = ("127.0.0.1", "::1", "10.0.0.1", "fe80::1%eth0")
+    answers = [page._answer("GET", "/programs", "", reader) for reader in readers]
+    assert [(status, content) for status, _, content in answers[:2]] == [(200, b"{}")] * 2
+    assert {status for status, *_ in answers[2:]} == {403}
+    page.stop()
 
 
 def test_status_says_whether_sessions_can_begin(start_server: Any) -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from djinn_lib_cluster.asking import trusting
 from djinn_lib_cluster.kinds import Engine, ProgramReport
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of, workers_of
@@ -44,6 +46,19 @@ class Clusters:
         done = self.run("cluster", "status", "--json")
         assert done.returncode == 0, done.stderr
         return [program for cluster in json.loads(done.stdout) for program in cluster["programs"]]
+
+    def drain(self, page: str, server: str, authority: str = "") -> str:
+        """Drain a server at the page of the cluster as soon as it is listed, and return what the page says."""
+        headers = {"Authorization": f"Bearer {(self.folder / 'lab' / 'key').read_text().strip()}"}
+        context = trusting(authority) if authority else None
+
+        def asked(path: str, body: bytes | None = None) -> Any:
+            request = urllib.request.Request(f"{page}{path}", body, headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
+                return json.load(answer)
+
+        wait_until(lambda: server in [row["cells"][0] for row in asked("/state")["tables"][0]["rows"]], "not listed")
+        return str(asked("/act", json.dumps({"action": "drain", "target": server}).encode())["said"])
 
     def processes(self, name: str = "lab") -> list[int]:
         """All processes of a cluster of the engine ``local``, the keeper first."""
