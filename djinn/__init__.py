@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 with paused_collection():
     from djinn import errors, lazy_names
-    from djinn.errors import DjinnError, SessionClosedError, TransportError
+    from djinn.errors import DjinnError, SessionClosedError, TransportError, UnsupportedTorchError
     from djinn.ir.phase import ExecutionPhase
     from djinn.record import devices
     from djinn.record.tensor import LazyTensor
@@ -42,8 +42,7 @@ __all__ = (  # noqa: F405  # see above
     "should_intercept", "shutdown", "stats", "synchronize",
 )
 def __getattr__(name: str) -> Any:
-    found = globals()[name] = lazy_names.load(name)
-    return found
+    return globals().setdefault(name, lazy_names.load(name))
 
 
 def materialize(*values: Any) -> Any:
@@ -73,7 +72,12 @@ def synchronize() -> None:
 
 
 def _install() -> None:
-    """Install the interceptor that the environment chooses. An error is raised when the interceptor is first needed."""
+    """Install the interceptor that the environment chooses.
+
+    Raises:
+        UnsupportedTorchError: This PyTorch lacks what the interceptor needs. Any other error is raised when the
+            interceptor is first needed.
+    """
     import os
 
     from djinn.plugins.manager import Plugins
@@ -85,10 +89,12 @@ def _install() -> None:
         plugins = Plugins.load(selection, names=names)
         if plugins.registered("interceptor"):
             runtime.install(plugins.choose("interceptor", "device"))
+    except UnsupportedTorchError:
+        raise
     except DjinnError as problem:
         devices.install_failed(problem)
 
 
-sys.meta_path.append(lazy_names)
 with paused_collection():
     _install()
+sys.meta_path.append(lazy_names)

@@ -16,7 +16,7 @@ __all__ = (
     "ProgramTooLargeError", "ProtocolError", "ProtocolVersionError", "RecoveryBudgetError", "RefusedError",
     "RemoteTimeoutError", "ScheduleError", "SchemaMismatchError", "ServerDrainingError", "SessionClosedError",
     "SessionTerminatedError", "StateLostError", "TokenEndedError", "TransportError", "UnknownHandleError",
-    "UnknownOperatorError", "UnsupportedTensorError",
+    "UnknownOperatorError", "UnsupportedTensorError", "UnsupportedTorchError",
 )
 
 
@@ -120,6 +120,12 @@ class ScheduleError(DjinnError, ValueError):
     """A scheduler's result broke a rule of execution schedules; nothing was run."""
 
     code = "DJ205"
+
+
+class UnsupportedTorchError(PluginLoadError):
+    """The installed PyTorch lacks what a plugin needs of it."""
+
+    code = "DJ206"
 
 
 class TransportError(DjinnError, ConnectionError):

@@ -95,13 +95,11 @@ def check_object(kind: str, value: Any, owner: str, name: str) -> None:
     if missing:
         raise PluginValidationError(
             f"{owner} registers a {type(value).__qualname__} as {kind}, which lacks {', '.join(missing)}.",
-            hint=f"See {protocol.__module__}.{protocol.__name__} for what belongs to it. {remedy(name)}",
-        )
+            hint=f"See {protocol.__module__}.{protocol.__name__} for what belongs to it. {remedy(name)}")
     if not isinstance(value.name, str) or not value.name or any(character in value.name for character in ",= \t\n"):
         raise PluginValidationError(
             f"{owner} registers a {type(value).__qualname__} as {kind} with the name {value.name!r}.",
-            hint=f"A name is text without blanks, commas and equals signs. {remedy(name)}",
-        )
+            hint=f"A name is text without blanks, commas and equals signs. {remedy(name)}")
 
 
 def _protocol(kind: str) -> type:

@@ -368,8 +368,7 @@ class Plugins:
         off = f" Switched off are: {', '.join(sorted(self.disabled))}." if self.disabled else ""
         return PluginError(
             f"There is no {kind} {which}".rstrip() + f". Registered are: {', '.join(known) or 'none'}.{off}",
-            hint=f"Install a plugin that brings it, or change the setting plugins (DJINN_PLUGINS={kind}=NAME).",
-        )
+            hint=f"Install a plugin that brings it, or change the setting plugins (DJINN_PLUGINS={kind}=NAME).")
 
 
 def _ambiguous(kind: str, answers: list[Registered]) -> AmbiguousPluginError:

@@ -108,23 +108,29 @@ def release() -> str:
 
 @cache
 def lists() -> Mapping[str, Mapping[str, str]]:
-    """Read the reviewed lists: the group of every overload, by release."""
-    folder = resources.files("djinn_guard_core") / "overloads"
-    return {entry.name.removesuffix(".txt"): _read(entry.read_text(encoding="utf-8"))
-            for entry in folder.iterdir() if entry.name.endswith(".txt")}
+    """Read the reviewed lists: the group of every overload, by release.
 
-
-def _read(text: str) -> dict[str, str]:
-    groups: dict[str, str] = {}
-    for line in text.splitlines():
-        group, _, name = line.partition(" ")
-        groups[name] = group
+    The first line of the file names the releases. A line without releases holds for all of them.
+    """
+    text = (resources.files("djinn_guard_core") / "overloads.txt").read_text(encoding="utf-8")
+    first, *lines = text.splitlines()
+    groups: dict[str, dict[str, str]] = {version: {} for version in first.split()}
+    for group, name, *versions in map(str.split, lines):
+        for version in versions or groups:
+            groups[version][name] = group
     return groups
 
 
-def written(groups: Mapping[str, str]) -> str:
-    """Format groups as the content of a file in ``overloads/``."""
-    return "".join(f"{group} {name}\n" for name, group in sorted(groups.items()))
+def written(groups: Mapping[str, Mapping[str, str]]) -> str:
+    """Format the reviewed lists as the content of ``overloads.txt``."""
+    found: dict[tuple[str, str], list[str]] = {}
+    versions = sorted(groups, key=lambda version: [int(part) for part in version.split(".")])
+    for version in versions:
+        for name, group in groups[version].items():
+            found.setdefault((name, group), []).append(version)
+    lines = [" ".join([group, name, *(those if len(those) < len(versions) else ())])
+             for (name, group), those in sorted(found.items())]
+    return "\n".join([" ".join(versions), *lines]) + "\n"
 
 
 @cache

@@ -12,7 +12,7 @@ from djinn_lib_service.operators import is_as_declared
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 from djinn_lib_sparse.rebuilding import needed_bytes
 
-from djinn_guard_core.faults import FAULTS, JOINING
+from djinn_guard_core.faults import FAULTS, INTO_OUT
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
 from djinn_guard_core.preconditions import KernelError, too_large
@@ -80,7 +80,7 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker |
     is_own = is_as_declared(operator)
     given = {argument.name for argument in operator._schema.arguments}
     # Only overloads with `rounding_mode` divide integers as such, and only a given `out` can have a bad layout.
-    has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in JOINING and "out" not in given)
+    has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in INTO_OUT and "out" not in given)
     fault = None if has_none else FAULTS.get(base)
     rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from djinn_guard_core.fused_kernels import Rule
-from djinn_guard_core.preconditions import Named, expect, has_elements, same_size, size_is
+from djinn_guard_core.preconditions import Named, expect, expect_as_eager, has_elements, same_size, size_is
 
-__all__ = ("FAULTS", "JOINING")
+__all__ = ("FAULTS", "INTO_OUT")
 
 LARGEST_INDEX = 2**31
 """Maximum pixels of a source that is resampled; kernels count them with integers of this size."""
@@ -73,6 +73,13 @@ def _joined(named: Named) -> None:
     expect(out is None or min(out.stride(), default=1) > 0, "out has a stride of 0")
 
 
+def _steps(named: Named) -> None:
+    """Check that the step is not 0 as an integer of `out`: the kernels of PyTorch 2.12 and earlier divide by it."""
+    step, out = named.get("step", 1), named["out"]
+    is_fraction = not out.is_floating_point() and abs(step) < 1
+    expect_as_eager(step != 0 and not is_fraction, "step must be nonzero")
+
+
 def _copied_lists(named: Named) -> None:
     tensors, sources = named["self"], named["src"]
     expect(len(tensors) == len(sources), f"{len(tensors)} and {len(sources)} tensors")
@@ -132,8 +139,9 @@ _RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
                                       "bicubic2")),
     *(f"_upsample_nearest_exact{rank}" for rank in (1, 2, 3)))]
 
-JOINING = frozenset((
-    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack", "column_stack", "_chunk_cat"))
+_JOINING = (
+    "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "row_stack", "column_stack", "_chunk_cat")
+INTO_OUT = frozenset((*_JOINING, "arange"))
 """Of these operators, only overloads with an argument `out` have a rule."""
 
 FAULTS: Mapping[str, Rule] = {
@@ -143,7 +151,8 @@ FAULTS: Mapping[str, Rule] = {
     "_compute_linear_combination": _linear_combination,
     "_foreach_copy": _copied_lists,
     "_pad_packed_sequence": _unpacked,
-    **dict.fromkeys(JOINING, _joined),
+    **dict.fromkeys(_JOINING, _joined),
+    "arange": _steps,
     **dict.fromkeys(_RESAMPLING, _resampled),
     "linalg_lstsq": _least_squares,
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_"), _noise),

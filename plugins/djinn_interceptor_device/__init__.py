@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 @hookimpl
 def djinn_register_interceptors(register: Callable[[Interceptor], None]) -> None:
-    """Register the plugin's interceptor."""
+    """Register the plugin's interceptor.
+
+    Raises:
+        UnsupportedTorchError: This PyTorch cannot have the device.
+    """
+    from djinn_interceptor_device.requirements import require
+
+    require()
     from djinn_interceptor_device.interceptor import DeviceInterceptor
 
     register(DeviceInterceptor())

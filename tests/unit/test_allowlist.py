@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import pytest
 import torch
-from djinn_guard_core.allowlist import ALLOWED, UNREVIEWED, classified, lists, reasons, release, require_allowed
+from djinn_guard_core import allowlist as guard_lists
+from djinn_guard_core.allowlist import (
+    ALLOWED,
+    UNREVIEWED,
+    classified,
+    lists,
+    reasons,
+    release,
+    require_allowed,
+    written,
+)
 from djinn_lib_service.operators import operator_named
 from support.operators import allowlist
 
@@ -41,3 +53,27 @@ def test_other_namespaces_are_let_in_by_name() -> None:
     with pytest.raises(UnknownOperatorError, match="--allow-namespace prims"):
         require_allowed(operator, frozenset())
     require_allowed(operator, frozenset({"prims"}))
+
+
+def test_the_lists_are_read_as_they_are_written() -> None:
+    text = (resources.files("djinn_guard_core") / "overloads.txt").read_text(encoding="utf-8")
+    assert written(lists()) == text
+    assert list(lists()) == text.splitlines()[0].split()
+    assert "aten::qr" in lists()["2.13.0"]
+    assert "aten::qr" not in lists()["2.15.0"]
+    assert lists()["2.12.1"]["aten::softmax.Dimname"] == "objects"
+    assert lists()["2.15.0"]["aten::shallow_copy_data_"] == "process"
+
+
+def test_a_release_of_which_no_list_exists_runs_what_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = lists()
+    monkeypatch.setattr(guard_lists, "release", lambda: "2.99.0")
+    monkeypatch.setattr(guard_lists, "lists", lambda: {"2.12.1": {
+        name: group for name, group in known["2.13.0"].items() if name != "aten::qr"}})
+    guard_lists.group_of.cache_clear()
+    try:
+        require_allowed(operator_named("aten::add.Tensor"), frozenset())
+        with pytest.raises(UnknownOperatorError, match="no reviewed one"):
+            require_allowed(operator_named("aten::qr"), frozenset())
+    finally:
+        guard_lists.group_of.cache_clear()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from djinn_guard_core.allowlist import classified, lists, release, written
 
-FOLDER = Path(__file__).parents[3] / "plugins" / "djinn_guard_core" / "overloads"
+FILE = Path(__file__).parents[3] / "plugins" / "djinn_guard_core" / "overloads.txt"
 
 
 def differences() -> list[str]:
@@ -26,4 +26,4 @@ def differences() -> list[str]:
 if __name__ == "__main__":
     print("\n".join(differences()) or f"nothing has changed in PyTorch {release()}")
     if "--accept" in sys.argv:
-        (FOLDER / f"{release()}.txt").write_text(written(classified()))
+        FILE.write_text(written({**lists(), release(): classified()}))
