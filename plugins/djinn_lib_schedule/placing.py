@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ("Placed", "Placement", "SupportsJoining", "SupportsPlacement", "ValueDirectory", "pinned")
 
 Placed: TypeAlias = list[tuple[Node, int]]
-"""Nodes in the order in which they run, each with the position of its executor. A node that has no effects may be listed
-several times in succession, with different executors; the first is the home of its results.
+"""Nodes in the order in which they run, each with the position of its executor. A node that has no effects may be
+listed several times in succession, with different executors; the first is the home of its results.
 """
 
 

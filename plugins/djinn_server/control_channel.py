@@ -92,7 +92,7 @@ class Control:
 
 
 class AwaitedControl:
-    """One end of a channel, for an event loop: a worker that reads nothing holds up only what is sent to it.
+    """One end of a channel, for an event loop: a worker that reads nothing holds up only the messages to it.
 
     Args:
         sock: One of a pair of stream sockets.

@@ -11,7 +11,7 @@ RECENT_S = 5.0
 
 
 class RecentSum:
-    """A sum whose older parts decay exponentially. What is added at a constant rate adds up to that of `RECENT_S`.
+    """A sum whose older parts decay exponentially. A constant rate adds up to that of `RECENT_S`.
 
     Concurrency:
         One thread at a time.
