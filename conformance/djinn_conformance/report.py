@@ -112,7 +112,8 @@ or fails the run; a difference that has gone fails it too.
 
 `nox -s conformance-2.13.0` makes the numbers for one release of PyTorch anew; any release that pip finds can stand in
 the name. The files in `results/` have a line for every operator. "Different" are the samples that differ as the
-exceptions below say. Figures of runs before November 22, 2026 are of sessions in process alone."""
+exceptions below say. Figures of runs before November 22, 2026 are of sessions in process alone. What was run with other
+releases, on a part of the samples, is [listed with them](compatibility.md#releases)."""
 
 
 def _section(run: RunCounts) -> list[str]:

@@ -246,9 +246,15 @@ def _embedding_bag_backward(named: Named) -> None:
             expect(int((offsets < indices.numel()).sum()) <= bags, "more offsets than bags")
 
 
+def _gradient_of(named: Named) -> str:
+    """Name the argument with the gradient of distances, which is called `grad` up to PyTorch 2.13."""
+    return "grad" if "grad" in named else "grad_output"
+
+
 def _cdist_backward(named: Named) -> None:
-    gradient, left, right = named["grad"], named["x1"], named["x2"]
-    same_size(named, "grad", "cdist")
+    name = _gradient_of(named)
+    gradient, left, right = named[name], named["x1"], named["x2"]
+    same_size(named, name, "cdist")
     expect(min(left.dim(), right.dim(), gradient.dim()) >= 2 and left.shape[-1] == right.shape[-1],
            "x1 and x2 do not fit")
     expect(gradient.shape[-2:] == (left.shape[-2], right.shape[-2]), "grad does not fit x1 and x2")
@@ -258,7 +264,7 @@ def _cdist_backward(named: Named) -> None:
 def _pdist_backward(named: Named) -> None:
     tensor = named["self"]
     expect(tensor.dim() == 2 and (tensor.shape[0] > 0 or not tensor.shape[1]), "self has not 2 dimensions, or no rows")
-    for name in ("grad", "pdist"):
+    for name in (_gradient_of(named), "pdist"):
         numel_is(named, name, tensor.shape[0] * (tensor.shape[0] - 1) // 2)
 
 

@@ -1,4 +1,4 @@
-"""What the device needs of PyTorch. A release that lacks it is refused before anything is registered."""
+"""The parts of PyTorch that the device needs. A release without them is refused before anything is registered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn.errors import UnsupportedTorchError
 __all__ = ("FIRST_RELEASE", "require")
 
 FIRST_RELEASE = "2.10"
-"""The first release of PyTorch that has all of it."""
+"""The first release of PyTorch with all of them."""
 _NEEDED = ("torch.utils.backend_registration._setup_privateuseone_for_python_backend",
            "torch._C._acc.PrivateUse1Hooks", "torch._C._acc.DeviceGuard")
 
@@ -26,10 +26,10 @@ def _is_there(name: str) -> bool:
 
 
 def require() -> None:
-    """Check that the installed PyTorch has what the device is made of.
+    """Check that the installed PyTorch has these parts.
 
     Raises:
-        UnsupportedTorchError: It has not; says what is missing.
+        UnsupportedTorchError: Parts are missing; the error names them.
     """
     lacking = [name for name in _NEEDED if not _is_there(name)]
     if lacking:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_guard_core.kernels import RULES
 
 import djinn
 
@@ -115,6 +116,18 @@ def test_what_is_beside_it_is_right(session: Any, name: str) -> None:
     with torch.no_grad():
         made = RIGHT[name](lambda tensor: tensor.to(DEVICE)).cpu()
         assert torch.equal(made, RIGHT[name](lambda tensor: tensor.clone()))
+
+
+@pytest.mark.parametrize("gradient", ["grad", "grad_output"])
+def test_the_gradient_of_distances_is_checked_by_either_name(gradient: str) -> None:
+    """PyTorch 2.14 calls it by another name than 2.13."""
+    left, right = noise(3, 2), noise(4, 2)
+    RULES["_cdist_backward"]({gradient: noise(3, 4), "x1": left, "x2": right, "cdist": noise(3, 4)})
+    RULES["_pdist_backward"]({gradient: noise(3), "self": left, "pdist": noise(3)})
+    with pytest.raises(RuntimeError, match=gradient):
+        RULES["_pdist_backward"]({gradient: noise(2), "self": left, "pdist": noise(3)})
+    with pytest.raises(RuntimeError, match="size"):
+        RULES["_cdist_backward"]({gradient: noise(3, 3), "x1": left, "x2": right, "cdist": noise(3, 4)})
 
 
 def test_a_tensor_that_cannot_be_given_memory_reaches_no_further_than_before(start_server: Any) -> None:
