@@ -67,7 +67,9 @@ _ASKED: tuple[Call, ...] = (
 _STEPS = (("made",), ("computed",), ("computed",), ("written",), ("asked",), ("asked again",),
           ("asked", "written there", "asked", "asked before"))
 _REFUSED = object()
-_GROUPS: dict[str, tuple[Call, ...]] = {"computed": _COMPUTED, "chosen": _CHOSEN, "written": _WRITTEN, "asked": _ASKED}
+_GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "made": _MADE, "real": _MADE[5:], "computed": _COMPUTED, "chosen": _CHOSEN, "written": _WRITTEN, "asked": _ASKED,
+    "numbers": _ASKED[1:2]}
 
 
 @law("session.known_exact", effort=_EFFORT, shrinks=False)
@@ -91,7 +93,7 @@ def test_known_exact(subject: Subject, session: Session, data: st.DataObject) ->
             if data.draw(st.booleans()):
                 first = data.draw(st.integers(0, len(pools[cpu]) - 1))
         else:
-            chosen = data.draw(st.integers(0, len(_GROUPS.get(kind, _MADE)) - 1))
+            chosen = data.draw(st.integers(0, len(_GROUPS[kind]) - 1))
             first, second = (data.draw(st.integers(0, max(0, len(pools[cpu]) - 1))) for _ in range(2))
             number = data.draw(st.integers(0, 3))
             first = asked[-1][1] if step == "written there" else first
@@ -115,8 +117,8 @@ def _outcome(
 ) -> Any:
     """Do one thing; return what a question gives, or that eager refuses the call."""
     try:
-        made = _MADE[chosen](device, number) if kind == "made" else _GROUPS[kind][chosen](
-            pool[first], pool[second], number)
+        call = _GROUPS[kind][chosen]
+        made = call(device, number) if kind == "made" else call(pool[first], pool[second], number)
     except Exception:
         if device.type != "cpu":
             raise

@@ -140,9 +140,9 @@ MUTANTS = (
     mutant("written-and-still-answered", "session.known_exact", "djinn_known_values.answers:RememberedAnswers._drop",
            "self._readers.get(number, ())", "()"),
     mutant("answered-for-another", "session.known_exact", "djinn_known_values.answers:RememberedAnswers.question",
-           "(tuple(operands), *steps)", "(len(operands), *steps)"),
+           "(tuple(operands), *steps)", "(len(operands), *steps)", within="made:real asked:numbers"),
     mutant("all-instead-of-chosen", "session.known_exact", "djinn_known_values.sizes:SizesAsked.answer",
-           "int(torch.count_nonzero(found[0]))", "found[0].numel()", within="chosen"),
+           "int(torch.count_nonzero(found[0]))", "found[0].numel()", within="computed:chosen"),
     # Small work that the client does.
     mutant("done-for-a-server-that-computes-otherwise", "session.small_work_exact",
            "djinn_known_values.arithmetic:computes_alike",

@@ -143,8 +143,8 @@ def run(law: str, within: Sequence[str], subject: Subject, session: Session, exa
     elif test.__module__ == test_session_repeats.__name__:
         given(group="drawn")
     elif test.__module__ == test_session_known.__name__:
-        for name in within:
-            test_session_known._GROUPS["computed"] = test_session_known._GROUPS[name]
+        groups = test_session_known._GROUPS
+        groups.update({group: groups[smaller] for group, smaller in (name.split(":") for name in within)})
         given()
     elif test.__module__ in (test_session_compiled.__name__, test_session_later.__name__,
                              test_session_places.__name__, test_session_pushed.__name__,
