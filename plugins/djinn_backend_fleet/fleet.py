@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from djinn_lib_graph.views import changes_metadata, is_view, takes_storage
 from djinn_lib_interrupts.interrupts import deferral
-from djinn_lib_schedule.placing import Placed, Placement
+from djinn_lib_schedule.placing import GrowingPlacement, Placed, Placement
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 from djinn_lib_service.device_report import FIRST_REPORT, REPORT_HANDLES, device_of
 
@@ -27,7 +27,6 @@ from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
 from djinn_backend_fleet.loading import loads_first
 from djinn_backend_fleet.loads import FleetLoads
-from djinn_backend_fleet.placement import JointPlacement
 from djinn_backend_fleet.views import view_chain
 
 
@@ -145,12 +144,12 @@ class Fleet:
     @property
     def may_grow(self) -> bool:
         """Whether another executor can be added now: the placement for all of the session's work must decide."""
-        return isinstance(self.placement, JointPlacement)
+        return isinstance(self.placement, GrowingPlacement)
 
     def add(self, connection: Connection) -> None:
         """Let another executor take part in new work; see `djinn_lib_schedule.placing.SupportsJoining`."""
         newest, placement = len(self.executors), self.placement
-        assert isinstance(placement, JointPlacement)
+        assert isinstance(placement, GrowingPlacement)
         self.executors.append(self._opened(self._wrap(connection)))
         try:
             self._check_alike()

@@ -15,7 +15,8 @@ from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 if TYPE_CHECKING:
     from djinn.session.session import Session
 
-__all__ = ("Placed", "Placement", "SupportsJoining", "SupportsPlacement", "ValueDirectory", "pinned")
+__all__ = ("GrowingPlacement", "Placed", "Placement", "SupportsJoining", "SupportsPlacement", "ValueDirectory",
+           "pinned")
 
 Placed: TypeAlias = list[tuple[Node, int]]
 """Nodes in the order in which they run, each with the position of its executor. A node that has no effects may be
@@ -85,6 +86,14 @@ class Placement(Protocol):
     def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
               links: Mapping[int, LinkProfile]) -> None:
         """Use new measurements of an executor, and of the links from it."""
+
+
+@runtime_checkable
+class GrowingPlacement(Placement, Protocol):
+    """A placement that can use an executor which joins the others later."""
+
+    def add(self, connection: Connection) -> None:
+        """Place new work on another executor, too."""
 
 
 @runtime_checkable
