@@ -54,7 +54,7 @@ class Config:
         reads=_addresses, allowed="a list of addresses such as tcp://host:port")
     placement: Literal["explicit", "automatic", "cost", "phases"] = setting(
         "explicit", help="`explicit`: each executor is a device, and you place tensors; `automatic`: all are one, and "
-                         "a scheduler decides; `cost`: so, with small work here; `phases`: so, with prompts elsewhere")
+                         "a scheduler decides; `cost`: it also leaves small work here; `phases`: prompts run elsewhere")
     token: str = setting("", help="the token that the server requires", secret=True)
     device: str = setting(
         "", help="device of an executor in this process, such as `cpu` or `cuda:0`; empty for the best available",

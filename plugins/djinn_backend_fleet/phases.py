@@ -38,10 +38,13 @@ class PromptFinder:
     """Divides tape into operations that read prompts, and others. What it has seen decides for the next piece, too.
 
     A lookup of embeddings and attention say for how many positions a step is; the operations between them say nothing.
+
+    Attributes:
+        is_reading: Whether the last operation reads a prompt.
     """
 
     def __init__(self) -> None:
-        self._is_reading = False
+        self.is_reading = False
         self._silent = 0
 
     def parts(self, nodes: Sequence[Node]) -> Iterator[tuple[bool, list[Node]]]:
@@ -53,10 +56,10 @@ class PromptFinder:
         positions = _positions(node)
         self._silent = 0 if positions else self._silent + 1
         if positions:
-            self._is_reading = positions > FEW
+            self.is_reading = positions > FEW
         elif self._silent > MAX_SILENT:
-            self._is_reading = False
-        return self._is_reading
+            self.is_reading = False
+        return self.is_reading
 
 
 def _positions(node: Node) -> int:
@@ -93,7 +96,6 @@ class PhasePlacement(JointPlacement):
     ) -> None:
         super().__init__(members, annotate, loads)
         self._prompts = PromptFinder()
-        self._is_reading = False
         self._computing: OrderedDict[tuple[object, ...], tuple[float, ...]] = OrderedDict()
         self._credits: dict[int, float] = {}
         """By value: seconds that other executors would have saved so far if they had had it."""
@@ -132,10 +134,11 @@ class PhasePlacement(JointPlacement):
         if are_loads(nodes):
             return self._loaded(nodes, where)
         placed: Placed = []
+        was_reading = self._prompts.is_reading
         for is_reading, part in self._prompts.parts(nodes):
-            if is_reading and not self._is_reading:
+            if is_reading and not was_reading:
                 self._loads.renew()
-            self._is_reading = is_reading
+            was_reading = is_reading
             executor = self._reader(part, gone, where) if is_reading else FIRST
             placed += [(node, executor) for node in part]
         return placed
@@ -152,16 +155,16 @@ class PhasePlacement(JointPlacement):
         inputs, kept_bytes = _traffic(part, gone)
         times, missing = [], []
         for executor, computing_s in enumerate(self._seconds(part)):
-            lacks = {number: size for number, size in inputs.items() if not where.is_at(number, executor)
-                     and where.home_of(number) is not None}
+            homes = {number: home for number in inputs if not where.is_at(number, executor)
+                     and (home := where.home_of(number)) is not None}
             time_s = computing_s + waiting_s(computing_s, self._loads.of(executor))
             if executor != FIRST:
-                needed = sum(lacks.values()) + kept_bytes
+                needed = sum(map(inputs.__getitem__, homes)) + kept_bytes
                 time_s += self._link(executor, FIRST).seconds(kept_bytes)
                 time_s = time_s if needed <= self._left(executor, 1.0, where.held_bytes) else math.inf
             times.append(time_s)
-            missing.append({number: self._link(where.home_of(number) or FIRST, executor).seconds(size)
-                            for number, size in lacks.items()})
+            missing.append({number: self._link(home, executor).seconds(inputs[number])
+                            for number, home in homes.items()})
         return self._cheapest(times, missing)
 
     def _cheapest(self, times: Sequence[float], missing: Sequence[Mapping[int, float]]) -> int:

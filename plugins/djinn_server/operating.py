@@ -12,7 +12,6 @@ from djinn_lib_server.tenants import Tenant
 
 from djinn.errors import ConfigurationError, SessionTerminatedError
 from djinn_server.control import EndSession, SessionState
-from djinn_server.log_lines import printable
 from djinn_server.operator_socket import Handler
 from djinn_server.oversight import Verdicts
 from djinn_server.session_rows import EVERYBODY, SessionRow
@@ -143,5 +142,5 @@ async def _rows(tenant: Tenant, worker: Worker) -> list[SessionRow]:
                            running_s=0.0 if running is None else running.age_s, answers=False)]
     return [SessionRow(tenant.name, state.session, worker.pid, state.peer, state.age_s, state.idle_s, state.queued,
                        state.running_s, state.held_bytes, state.handles, name=state.name, left_s=state.left_s,
-                       program=printable(state.program))
+                       program=state.program)
             for state in states]
