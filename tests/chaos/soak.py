@@ -186,7 +186,7 @@ def main() -> None:
     found = grown(samples)
     if log:
         found.append(f"the server complained:\n{log[-4000:]}")
-    sys.exit("\n".join(found))
+    sys.exit("\n".join(found) or None)
 
 
 if __name__ == "__main__":

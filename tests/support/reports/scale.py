@@ -58,7 +58,8 @@ def clients(found: Found) -> Iterator[str]:
     yield from [
         "## Many clients of one server", "",
         (f"{found['date']}, {found['machine']}. {found['clients']} clients, {found['models']} models of "
-         f"{found['models_mib']:.0f} MiB together, {found['minutes']:g} minutes; other work used the same processors."),
+         f"{found['models_mib']:.0f} MiB together, {found['minutes']:g} minutes; clients and server use the same "
+         "processors."),
         ""]
     yield from table(
         "measured | value", f"sessions that began | {found['sessions']:,}",

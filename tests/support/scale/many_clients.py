@@ -304,7 +304,7 @@ def main() -> None:
             print(*crowd.failed, sep="\n")
     with options.found.open("a") as found:
         found.write(json.dumps({"clients": attrs.asdict(outcome)}) + "\n")
-    sys.exit("\n".join(faults(outcome)))
+    sys.exit("\n".join(faults(outcome)) or None)
 
 
 def faults(outcome: Outcome) -> list[str]:
