@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import typer
 
     from djinn import kinds
-    from djinn.settings import Declarations
+    from djinn.settings import Declarations, Settings
 
     Session: TypeAlias = Any
     """A `djinn.session.session.Session`; contracts import nothing that is built on them."""
@@ -611,6 +611,25 @@ def djinn_examine_system(report: Callable[[str, str, str], None]) -> None:
 
 
 # Phase "composition": a session is put together.
+
+
+@hookspec
+def djinn_check_settings(settings: Settings) -> None:
+    """Check settings that depend on others. What one field allows is declared with the field.
+
+    Called:
+        Phase *composition*, once per session: before anything connects, and before a running session ends. All
+        implementations run; order is irrelevant.
+
+    Args:
+        settings: The settings of the session; ``settings(MySettings)`` gives those of a plugin.
+
+    Raises:
+        ConfigurationError: They contradict each other. `djinn.init` raises it, and a running session continues.
+
+    Since:
+        0.1.0
+    """
 
 
 @hookspec(firstresult=True)

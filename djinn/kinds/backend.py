@@ -221,6 +221,12 @@ class BackendContext:
     arrange: Arrange | None
     """Gives the order of a new program's nodes; without it, programs run in the order in which they were recorded."""
 
+    def wrapped(self, connections: Sequence[Connection]) -> Sequence[Connection]:
+        """Let connections pass through what plugins wrap around them, see `djinn.hookspecs.djinn_wrap_connection`."""
+        for wrapper in reversed(self.plugins.hook.djinn_wrap_connection(context=self)):
+            connections = list(map(wrapper, connections))
+        return connections
+
 
 class BackendFactory(Protocol):
     """Makes backends for sessions with several executors.

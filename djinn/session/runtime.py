@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,6 @@ from djinn.record.dispatcher import dispatcher
 from djinn.session.connecting import connect_first
 
 if TYPE_CHECKING:
-    from djinn.plugins.manager import Plugins
     from djinn.session.session import Session
 
 log = logging.getLogger("djinn.runtime")
@@ -52,16 +51,13 @@ def init(server: str | None = None, **settings: Any) -> Session:
         PluginError: A plugin is missing, broken or ambiguous.
         TransportError: The server cannot be reached, or refuses the connection.
     """
-    from djinn.plugins.manager import Plugins
-
-    plugins = Plugins.configured({**settings, "server": server}, os.environ)
     with _lock:
-        shutdown()
-        return _start(plugins)
+        return _start({**settings, "server": server})
 
 
-def _start(plugins: Plugins) -> Session:
+def _start(given: Mapping[str, Any]) -> Session:
     global _session, _process, _init_time_ms
+    from djinn.plugins.manager import Plugins
     from djinn.session.session import Session
     from djinn.settings import Config
     from djinn.settings.logs import configure
@@ -70,9 +66,11 @@ def _start(plugins: Plugins) -> Session:
         # PyTorch would collate the tensors into shared memory on their device, which would end the worker.
         raise UnsupportedTensorError("Workers of a DataLoader cannot use remote tensors.",
                                      hint="Let them make ordinary tensors, and move each batch with .to(device).")
+    plugins = Plugins.configured(given, os.environ)
+    plugins.hook.djinn_check_settings(settings=plugins.settings)
+    shutdown()
     begin = time.perf_counter()
-    config = plugins.settings(Config)
-    configure(config)
+    configure(config := plugins.settings(Config))
     connections: list[Connection] = []
     try:
         connections.extend(connect_first(plugins, address) for address in config.addresses)
@@ -103,12 +101,10 @@ def current() -> Session:
     session = _session
     if session is not None and _process == os.getpid():
         return session
-    from djinn.plugins.manager import Plugins
-
     with _lock:
         if _session is not None and _process == os.getpid():
             return _session
-        return _start(Plugins.configured({}, os.environ))
+        return _start({})
 
 
 def shutdown() -> None:

@@ -404,8 +404,7 @@ class Session:
 def _open_backend(context: BackendContext, connections: Sequence[Connection], tape: Tape,
                   released: deque[int]) -> Backend:
     """Make the backend for some executors: the kernel's own for one, unless another is chosen."""
-    for wrapper in reversed(context.plugins.hook.djinn_wrap_connection(context=context)):
-        connections = list(map(wrapper, connections))
+    connections = context.wrapped(connections)
     if len(context.settings(Config).addresses) > 1 or "backend" in context.plugins.selection.chosen:
         made: Backend = context.plugins.choose("backend", "fleet").open(connections, tape, released, context)
         return made

@@ -52,9 +52,6 @@ class Config:
     servers: tuple[str, ...] = setting(
         (), help="addresses of several executors, instead of `server`; in the variable, separated by commas",
         reads=_addresses, allowed="a list of addresses such as tcp://host:port")
-    placement: Literal["explicit", "automatic", "cost", "phases"] = setting(
-        "explicit", help="`explicit`: each executor is a device, and you place tensors; `automatic`: all are one, and "
-                         "a scheduler decides; `cost`: it also leaves small work here; `phases`: prompts run elsewhere")
     token: str = setting("", help="the token that the server requires", secret=True)
     device: str = setting(
         "", help="device of an executor in this process, such as `cpu` or `cuda:0`; empty for the best available",

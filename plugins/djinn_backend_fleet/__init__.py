@@ -10,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from djinn.errors import ConfigurationError
+from djinn_lib_schedule.settings import PlacementSettings
+
 from djinn.hookspecs import hookimpl
-from djinn.settings import Config
+from djinn.settings import Declarations, Settings
 
 if TYPE_CHECKING:
-    from djinn.kinds import BackendContext, BackendFactory
+    from djinn.kinds import BackendFactory
+
+
+@hookimpl
+def djinn_add_settings(settings: Declarations) -> None:
+    """Declare the setting of placements."""
+    settings.add(PlacementSettings)
+
+
+@hookimpl
+def djinn_check_settings(settings: Settings) -> None:
+    """Refuse settings that need another number of servers."""
+    from djinn_backend_fleet.checking import check
+
+    check(settings)
 
 
 @hookimpl
@@ -24,13 +39,3 @@ def djinn_register_backends(register: Callable[[BackendFactory], None]) -> None:
     from djinn_backend_fleet.factory import FleetFactory
 
     register(FleetFactory())
-
-
-@hookimpl
-def djinn_wrap_backend(context: BackendContext) -> None:
-    """Refuse the placement ``phases`` for a session with one server. No backend is wrapped."""
-    settings = context.settings(Config)
-    if settings.placement == "phases" and len(settings.addresses) < 2:
-        raise ConfigurationError(
-            "placement='phases' reads prompts on other servers than the first, and there is only one.",
-            hint="Name several: djinn.init(servers=['tcp://first:7070', 'tcp://second:7070'], placement='phases').")

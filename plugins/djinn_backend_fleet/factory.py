@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import partial, reduce
 
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.placing import Placement
 from djinn_lib_schedule.semantics import with_meaning
+from djinn_lib_schedule.settings import PlacementSettings
 
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection
 from djinn.settings import Config
+from djinn_backend_fleet.checking import NAME
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.loads import FleetLoads
 from djinn_backend_fleet.phases import PhasePlacement
@@ -23,7 +24,7 @@ from djinn_backend_fleet.placement import AutomaticPlacement, ExplicitPlacement,
 class FleetFactory:
     """Makes backends for sessions with several executors; see `djinn.kinds.backend.BackendFactory`."""
 
-    name = "fleet"
+    name = NAME
 
     def open(self, connections: Sequence[Connection], tape: Tape, released: deque[int],
              context: BackendContext) -> Backend:
@@ -31,14 +32,13 @@ class FleetFactory:
 
         Raises:
             PeerError: A server cannot reach another.
-            ConfigurationError: The servers are not alike, or a setting needs a session with one executor.
+            ConfigurationError: The servers are not alike.
         """
-        settings = context.settings(Config)
-        loads = FleetLoads(connections, are_read=settings.placement != "explicit")
-        placement = _placement(settings.placement, connections, context, loads)
-        fleet = Fleet(connections, tape, released, placement, loads, context.pace, partial(_wrapped, context),
-                      is_debugging=settings.debug)
-        fleet.use_cache(context.open_cache)
+        chosen = context.settings(PlacementSettings).placement
+        loads = FleetLoads(connections, are_read=chosen != "explicit")
+        placement = _placement(chosen, connections, context, loads)
+        fleet = Fleet(connections, tape, released, placement, loads, context.pace, context.wrapped,
+                      is_debugging=context.settings(Config).debug)
         fleet.introduce()
         return fleet
 
@@ -52,12 +52,6 @@ def _placement(
     if chosen == "phases":
         return PhasePlacement(members, _annotated, loads)
     return AutomaticPlacement(context.plugins.choose("scheduler", "latency"), members, _annotated, loads)
-
-
-def _wrapped(context: BackendContext, connection: Connection) -> Connection:
-    """Wrap a connection as the session wraps those that it begins with."""
-    wrappers = reversed(context.plugins.hook.djinn_wrap_connection(context=context))
-    return reduce(lambda plain, wrap: wrap(plain), wrappers, connection)
 
 
 def _annotated(graph: Graph) -> Graph:

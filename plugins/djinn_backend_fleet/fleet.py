@@ -24,6 +24,7 @@ from djinn.kinds import Connection
 from djinn.kinds.cache import SubmissionCache
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import GENERATOR_HANDLE, Command, Peer, Receive, Send
+from djinn_backend_fleet.checking import no_results_kept
 from djinn_backend_fleet.directory import Directory, DirectoryEntry
 from djinn_backend_fleet.loading import loads_first
 from djinn_backend_fleet.loads import FleetLoads
@@ -44,7 +45,7 @@ class Fleet:
         placement: Decides which executor runs what.
         loads: Learns how busy the executors are.
         pace: Decides when to submit.
-        wrap: Wraps the connection to an executor that is added later.
+        wrap: Wraps the connections to executors that are added later.
         is_debugging: Whether the lines of user code are kept.
 
     Concurrency:
@@ -53,7 +54,8 @@ class Fleet:
 
     def __init__(
         self, connections: Sequence[Connection], tape: Tape, released: deque[int], placement: Placement,
-        loads: FleetLoads, pace: AdaptiveFlush, wrap: Callable[[Connection], Connection], *, is_debugging: bool,
+        loads: FleetLoads, pace: AdaptiveFlush, wrap: Callable[[Sequence[Connection]], Sequence[Connection]],
+        *, is_debugging: bool,
     ) -> None:
         self._pace = pace
         self._is_debugging = is_debugging
@@ -125,8 +127,7 @@ class Fleet:
             ConfigurationError: The cache would keep results.
         """
         if type(open_cache()) is not SubmissionCache:
-            raise ConfigurationError("Results are kept by sessions with one executor only.",
-                                     hint="Leave result_cache_bytes out, or connect to one server.")
+            raise no_results_kept()
 
     def introduce(self) -> None:
         """Connect the servers with each other.
@@ -150,7 +151,7 @@ class Fleet:
         """Let another executor take part in new work; see `djinn_lib_schedule.placing.SupportsJoining`."""
         newest, placement = len(self.executors), self.placement
         assert isinstance(placement, GrowingPlacement)
-        self.executors.append(self._opened(self._wrap(connection)))
+        self.executors += map(self._opened, self._wrap([connection]))
         try:
             self._check_alike()
             for other in range(newest):

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from djinn.errors import RemoteTimeoutError, TransportError
+from djinn_lib_named.settings import NamedSettings
+
+from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
 from djinn.hookspecs import hookimpl
-from djinn.settings import Config, Declarations
+from djinn.settings import Config, Declarations, Settings
 from djinn_backend_replay.settings import RecoverySettings
 
 if TYPE_CHECKING:
@@ -24,6 +26,14 @@ if TYPE_CHECKING:
 def djinn_add_settings(settings: Declarations) -> None:
     """Declare the settings of recovery."""
     settings.add(RecoverySettings)
+
+
+@hookimpl
+def djinn_check_settings(settings: Settings) -> None:
+    """Refuse recovery for a session with a name."""
+    if settings(NamedSettings).name and settings(RecoverySettings).is_on(settings(Config).addresses):
+        raise ConfigurationError("A session with a name cannot be recovered: what another process has kept cannot be "
+                                 "computed again.", hint="Leave out either name or recovery and local_fallback.")
 
 
 @hookimpl(trylast=True)

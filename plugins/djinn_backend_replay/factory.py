@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.settings import PlacementSettings
 
 from djinn.ir.tape import Tape
 from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
@@ -35,7 +36,7 @@ def open_recovering(
     config, settings = context.settings(Config), context.settings(RecoverySettings)
     reconnector = Reconnector(
         config.addresses, context.connect, settings.recovery_timeout_s,
-        fills_up=config.placement == "explicit", falls_back=settings.local_fallback,
+        fills_up=context.settings(PlacementSettings).placement == "explicit", falls_back=settings.local_fallback,
         fallbacks=sum(connection.address == HERE != address for connection, address in zip(
             connections, config.addresses, strict=True) if address), failover_s=settings.failover_timeout_s)
 

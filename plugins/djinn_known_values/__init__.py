@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from djinn_lib_schedule.settings import PlacementSettings
+
 from djinn.hookspecs import hookimpl
-from djinn.settings import Config, Declarations
+from djinn.settings import Declarations
 from djinn_known_values.settings import KnownValueSettings
 
 if TYPE_CHECKING:
@@ -30,5 +32,5 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
         return None
     from djinn_known_values.backend import open_knowing
 
-    takes_reals = context.settings(Config).placement == "cost"
+    takes_reals = context.settings(PlacementSettings).placement == "cost"
     return lambda opens: partial(open_knowing, opens, context.classifier, limit_bytes, takes_reals)

@@ -138,15 +138,8 @@ def open_session(session: Session, name: str, lease_s: float = 0.0, *, must_exis
         must_exist: Whether it is an error if there is none of that name.
 
     Raises:
-        ConfigurationError: Sessions of this kind cannot have a name.
         RefusedError, LimitError: The server refuses; the message says what to do.
     """
-    if len(session.config.addresses) > 1:
-        raise ConfigurationError("A session with several servers cannot have a name.",
-                                 hint="Choose one of the servers.")
-    if "recoveries" in session.backend.stats():
-        raise ConfigurationError("A session with a name cannot be recovered: what another process has kept cannot be "
-                                 "computed again.", hint="Leave out either name or recovery and local_fallback.")
     deadline = time.monotonic() + OPEN_TIMEOUT_S
     request = NamedRequest(name, lease_s, must_exist)
     while (reply := _asked(request)).wait_s:

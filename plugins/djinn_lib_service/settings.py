@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 
+from djinn.errors import ConfigurationError
 from djinn.settings import Declarations, setting
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ class TlsSettings:
                  "the system's")
     tls_cert: str = setting("", help="file with the client's certificate, for servers that require one")
     tls_key: str = setting("", help="file with its key; empty: the key is in the certificate's file")
+
+    def __attrs_post_init__(self) -> None:
+        if self.tls_key and not self.tls_cert:
+            raise ConfigurationError("There is a tls_key and no tls_cert.", hint="Give both, or neither.")
 
 
 @attrs.frozen

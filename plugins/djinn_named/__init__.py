@@ -4,35 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from djinn_lib_named.settings import NamedSettings
+
+from djinn.errors import ConfigurationError
 from djinn.hookspecs import hookimpl
+from djinn.settings import Config, Declarations, Settings
 
 if TYPE_CHECKING:
     import typer
 
     from djinn.session.session import Session
-    from djinn.settings import Declarations
 
-__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_session_started")
+__all__ = ("djinn_add_settings", "djinn_check_settings", "djinn_register_commands", "djinn_session_started")
 
 
 @hookimpl
 def djinn_add_settings(settings: Declarations) -> None:
     """Declare the name of a session, and how long it stays."""
-    from djinn_named.settings import NamedSettings
-
     settings.add(NamedSettings)
+
+
+@hookimpl
+def djinn_check_settings(settings: Settings) -> None:
+    """Refuse a name for a session with several servers."""
+    if settings(NamedSettings).name and len(settings(Config).addresses) > 1:
+        raise ConfigurationError("A session with several servers cannot have a name.",
+                                 hint="Choose one of the servers.")
 
 
 @hookimpl
 def djinn_session_started(session: Session) -> None:
     """Open the session's name, if it has one."""
-    from djinn_named.settings import NamedSettings
-
     settings = session.plugins.settings(NamedSettings)
     if settings.name:
         from djinn_lib_named.kept import open_session
 
-        open_session(session, settings.name, settings.name_lease_s)
+        open_session(session, settings.name, settings.name_lease_s, must_exist=settings.name_must_exist)
 
 
 @hookimpl

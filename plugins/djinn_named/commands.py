@@ -32,12 +32,11 @@ def attach(
     ``djinn.kept`` has the values that were kept there.
     """
     import torch
-    from djinn_lib_named.kept import open_session
 
     import djinn
 
     try:
-        open_session(djinn.init(server=connect or None, name=""), name, must_exist=True)
+        djinn.init(server=connect or None, name=name, name_must_exist=True)
     except DjinnError as error:
         djinn.shutdown()
         typer.echo(f"djinn: {error}", err=True)

@@ -62,8 +62,6 @@ def client_context(options: ConnectOptions) -> ssl.SSLContext:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if files.tls_cert:
         _load_pair(context, files.tls_cert, files.tls_key)
-    elif files.tls_key:
-        raise ConfigurationError("There is a tls_key and no tls_cert.", hint="Give both, or neither.")
     return context
 
 

@@ -249,8 +249,6 @@ def test_sessions_that_cannot_have_a_name_say_so(start_server: Any) -> None:
     server = start_server("--named-lease-s", "0")
     with pytest.raises(RefusedError, match="keeps no named sessions"):
         djinn.init(server=server.address, name="lab")
-    with pytest.raises(ConfigurationError, match="cannot be recovered"):
-        djinn.init(server=server.address, name="lab", recovery="replay")
     with pytest.raises(ConfigurationError, match="program's own process"):
         djinn.init(server="local://", name="lab")
     djinn.init(server=server.address)

@@ -222,3 +222,26 @@ def test_an_object_that_a_plugin_registers_is_given_the_settings(plugin: str) ->
     finally:
         take_back()
     assert watcher.pace == Pace(pace_ops=4)
+
+
+_TWO = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"servers": _TWO[:1], "placement": "phases"}, "there is only one"),
+    ({"servers": _TWO, "result_cache_bytes": 1000}, "one executor only"),
+    ({"server": _TWO[0], "plugins": "backend=fleet", "result_cache_bytes": 1000}, "one executor only"),
+    ({"servers": _TWO, "name": "lab"}, "several servers cannot have a name"),
+    ({"server": _TWO[0], "name": "lab", "recovery": "replay"}, "cannot be recovered"),
+    ({"server": _TWO[0], "tls_key": "key.pem"}, "no tls_cert"),
+    ({"server": _TWO[0], "servers": _TWO}, "Both"),
+], ids=lambda value: value if isinstance(value, str) else ", ".join(value))
+def test_settings_that_contradict_each_other_are_refused_before_anything_connects(
+    given: dict[str, Any], said: str,
+) -> None:
+    running = djinn.init()
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        djinn.init(**given)
+    assert refused.value.hint
+    assert not running.closed
+    djinn.shutdown()

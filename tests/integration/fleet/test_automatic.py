@@ -124,8 +124,6 @@ def test_server_and_servers_exclude_each_other() -> None:
         djinn.init("local://", servers=TWO)
     with pytest.raises(ConfigurationError, match="placement"):
         djinn.init(servers=TWO, placement="wherever")
-    with pytest.raises(ConfigurationError, match="one executor only"):
-        djinn.init(servers=TWO, result_cache_bytes=1000)
     assert not djinn.is_initialized()
 
 

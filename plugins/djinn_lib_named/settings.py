@@ -25,6 +25,8 @@ class NamedSettings:
     name: str = setting(
         "", reads=_name, allowed=f"printable text of at most {MAX_NAME} characters",
         help="name of the session: values in `djinn.kept` are there again when another process opens it")
+    name_must_exist: bool = setting(
+        False, help="whether it is an error if the server has no session of that name")
     name_lease_s: float = setting(
         0.0, help="seconds that a session with a name stays after its process has left; `0`: as long as the server "
                   "allows", minimum=0)
