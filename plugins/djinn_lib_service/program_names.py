@@ -11,7 +11,6 @@ from djinn_lib_service.operators import operator_named
 __all__ = ("name_of",)
 
 MAX_OPERATORS = 3
-MAX_NAME = 120
 
 
 def name_of(body: Program) -> str:
@@ -28,4 +27,4 @@ def name_of(body: Program) -> str:
     named = (computing or viewing).most_common(MAX_OPERATORS)
     more = len(body.steps) - sum(calls for _, calls in named)
     words = [name if calls == 1 else f"{calls} {name}" for name, calls in named]
-    return ", ".join(words + ([f"{more} more"] if more else []))[:MAX_NAME]
+    return ", ".join(words + ([f"{more} more"] if more else []))
