@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from djinn_lib_graph.from_tape import graph_of
@@ -13,6 +13,7 @@ from djinn_lib_graph.graph import Graph
 from djinn_lib_schedule.costs import CostModel, waiting_s
 from djinn_lib_schedule.placing import Placed, ValueDirectory
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn_lib_service.recently_used import RecentlyUsed
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.phase import ExecutionPhase
@@ -96,7 +97,7 @@ class PhasePlacement(JointPlacement):
     ) -> None:
         super().__init__(members, annotate, loads)
         self._prompts = PromptFinder()
-        self._computing: OrderedDict[tuple[object, ...], tuple[float, ...]] = OrderedDict()
+        self._computing = RecentlyUsed[tuple[object, ...], tuple[float, ...]](MAX_SCHEDULES)
         self._credits: dict[int, float] = {}
         """By value: seconds that other executors would have saved so far if they had had it."""
 
@@ -191,16 +192,12 @@ class PhasePlacement(JointPlacement):
         """Predict how long a part takes on each executor while that is idle; determined once for similar parts."""
         size_bytes = sum(spec.size_bytes for node in part for spec in node.signature.results if spec is not None)
         key = (*(node.signature.template_number for node in part), size_bytes.bit_length())
-        known = self._computing.get(key)
-        if known is None:
-            graph = self._annotate(graph_of(part))
-            costs = CostModel([DeviceInfo(member.id, profile=member.profile) for member in self._members])
-            known = self._computing[key] = tuple(
-                sum(costs.node_seconds(node, member.id) for node in graph.nodes()) for member in self._members)
-            if len(self._computing) > MAX_SCHEDULES:
-                self._computing.popitem(last=False)
-        self._computing.move_to_end(key)
-        return known
+        return self._computing.use(key, partial(self._predicted, part))
+
+    def _predicted(self, part: Sequence[Node]) -> tuple[float, ...]:
+        graph = self._annotate(graph_of(part))
+        costs = CostModel([DeviceInfo(member.id, profile=member.profile) for member in self._members])
+        return tuple(sum(costs.node_seconds(node, member.id) for node in graph.nodes()) for member in self._members)
 
 
 def _traffic(part: Sequence[Node], gone: set[int]) -> tuple[dict[int, int], int]:

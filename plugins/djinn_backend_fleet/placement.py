@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import attrs
@@ -17,6 +17,7 @@ from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.placing import Placed, ValueDirectory
 from djinn_lib_schedule.profiles import identity_of, load
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn_lib_service.recently_used import RecentlyUsed
 
 from djinn.errors import OutOfMemoryError
 from djinn.ir.spec import TensorSpec
@@ -30,7 +31,7 @@ from djinn_backend_fleet.loads import FleetLoads
 log = logging.getLogger("djinn.placement")
 
 MAX_SCHEDULES = 2048
-"""Most pieces of tape whose schedules are cached; the least recently used are evicted."""
+"""Most pieces of tape whose schedules are cached."""
 ROOM_FOR_ACTIVATIONS = 0.1
 """Fraction of a device's memory that uploads leave free."""
 _LEVELS = 8
@@ -176,7 +177,7 @@ class AutomaticPlacement(JointPlacement):
     ) -> None:
         super().__init__(members, annotate, loads)
         self._scheduler = scheduler
-        self._schedules: OrderedDict[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]] = OrderedDict()
+        self._schedules = RecentlyUsed[tuple[object, ...], tuple[tuple[int, ...], tuple[int, ...]]](MAX_SCHEDULES)
         self._ranked_by = self._load_levels()
         self._preference = self._ranked()
         self._filling = 0
@@ -257,12 +258,7 @@ class AutomaticPlacement(JointPlacement):
         layout = lay_out(nodes, gone)
         spread = tuple(self._spread(number, where) for number in layout.inputs)
         key = (layout.key, spread, self._shapes(nodes), self._levels(where), self._load_levels())
-        known = self._schedules.get(key)
-        if known is None:
-            known = self._schedules[key] = self._decide(nodes, layout.inputs, where)
-            if len(self._schedules) > MAX_SCHEDULES:
-                self._schedules.popitem(last=False)
-        self._schedules.move_to_end(key)
+        known = self._schedules.use(key, partial(self._decide, nodes, layout.inputs, where))
         return [(nodes[index], executor) for index, executor in zip(*known, strict=True)]
 
     @staticmethod

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.recently_used import RecentlyUsed
 from djinn_lib_torch.calls import BoundCall
 from djinn_lib_torch.codegen import straight_line
 
@@ -50,7 +50,7 @@ class Signatures:
         self._calls = calls
         self._device = device
         self._shelf = shelf
-        self._known: OrderedDict[tuple[Terms, tuple[Form, ...]], KnownSignature] = OrderedDict()
+        self._known = RecentlyUsed[tuple[Terms, tuple[Form, ...]], KnownSignature](MAX_SIGNATURES)
         self._latest: tuple[Terms, int, CapturedGraph] | None = None
         """The last recording played, with the number of metadata changes at that time."""
 
@@ -79,13 +79,7 @@ class Signatures:
 
     def look_up(self, terms: Terms, forms: tuple[Form, ...]) -> KnownSignature:
         """Return the state of a signature."""
-        known = self._known.get((terms, forms))
-        if known is None:
-            known = self._known[terms, forms] = KnownSignature()
-            if len(self._known) > MAX_SIGNATURES:
-                self._known.popitem(last=False)
-        self._known.move_to_end((terms, forms))
-        return known
+        return self._known.use((terms, forms), KnownSignature)
 
     def forget(self) -> None:
         """Drop all."""
