@@ -109,6 +109,7 @@ def _taken_port(host: str, port: int, scheme: str) -> str:
         try:
             probe.bind(target)
         except OSError as error:
+            # As `djinn_lib_service.urls` does it, whose package imports PyTorch.
             named = f"[{host}]" if ":" in host else host
             return f"{scheme}://{named}:{port}" if error.errno == errno.EADDRINUSE else ""
     return ""

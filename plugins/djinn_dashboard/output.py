@@ -15,6 +15,7 @@ from djinn_lib_server.exposure import check_exposure
 from djinn_lib_server.kinds.metrics import MetricsOutput, MetricsSource, PeriodicOutput
 from djinn_lib_server.options import DashboardOptions, ServeOptions
 from djinn_lib_server.secret_files import key_in
+from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, RefusedError, TransportError
 from djinn_dashboard.model import EVERY_S, ServerModel
@@ -66,8 +67,7 @@ class DashboardOutput(PeriodicOutput):
             raise TransportError(f"The dashboard cannot be served on {host!r}, port {port}: {error}.",
                                  hint="Choose a free port with --dashboard-port (0 finds one), and an address of this "
                                       "machine with --dashboard-host.") from None
-        shown = f"[{host}]" if ":" in host else host
-        self.page = f"{'https' if context else 'http'}://{shown}:{self._socket.getsockname()[1]}/"
+        self.page = f"{url_of('https' if context else 'http', host, self._socket.getsockname()[1])}/"
         self._key_file = key_file
         self._endpoint = DashboardEndpoint(self._model, host, context)
         self._running = ExitStack()

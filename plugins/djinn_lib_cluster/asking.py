@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import attrs
 import msgspec
+from djinn_lib_service.urls import url_of
 
 from djinn import errors
 from djinn.errors import ConfigurationError, DjinnError, ProtocolError, TransportError
@@ -52,8 +53,7 @@ class DirectoryAddress:
     name: str = ""
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}" + (f"/{self.name}" if self.name else "")
+        return url_of(self.scheme, self.host, self.port) + (f"/{self.name}" if self.name else "")
 
 
 def parse(address: str) -> DirectoryAddress:

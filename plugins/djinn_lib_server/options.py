@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 import attrs
 import msgspec
 from djinn_lib_service.options import CRITICAL, WARNING, ListenOptions, MemoryOptions
+from djinn_lib_service.urls import url_of
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
@@ -290,8 +291,7 @@ class ServeOptions:
 
     def url_of_port(self, port: int) -> str:
         """Return the address of another port on the same host."""
-        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-        return f"{'tls' if self.tls.cert else 'tcp'}://{host}:{port}"
+        return url_of("tls" if self.tls.cert else "tcp", self.address.host, port)
 
     def without_token(self) -> ServeOptions:
         """Return the options for processes that must not know the clients' token."""

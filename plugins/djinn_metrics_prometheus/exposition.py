@@ -32,6 +32,7 @@ from djinn_lib_server.kinds.metrics import (
 )
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import MetricsOptions, ServeOptions
+from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION
@@ -250,8 +251,7 @@ class MetricsPage(MetricsOutput):
             raise TransportError(f"Metrics cannot be served on {host!r}, port {port}: {error}.",
                                  hint="Choose a free port with --metrics-port (0 finds one), and an address of this "
                                       "machine with --metrics-host.") from None
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
+        self.address = url_of("http", host, self._socket.getsockname()[1])
         self._source = source
         self._running = ExitStack()
 

@@ -8,9 +8,11 @@ import re
 import socket
 import sys
 
+from djinn_lib_service.urls import url_of
+
 from djinn.errors import ConfigurationError
 
-__all__ = ("format_address", "parse_address", "parse_path", "redirected")
+__all__ = ("parse_address", "parse_path", "redirected")
 
 MAX_PORT = 65535
 _FORM = re.compile(r"(?P<scheme>tcp|tls)://(?:\[(?P<bracketed>[^\[\]\s/]+)\]|(?P<plain>[^\[\]:/?#@\s\x00]+)):(?P<port>[0-9]{1,5})/?")
@@ -76,11 +78,6 @@ def parse_path(address: str) -> str:
     return path
 
 
-def format_address(host: str, port: int, scheme: str = "tcp") -> str:
-    """Build an address from its parts."""
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
 def redirected(address: str, target: str) -> str:
     """Return the address that a server redirects a client to.
 
@@ -97,6 +94,6 @@ def redirected(address: str, target: str) -> str:
         return target
     if target.startswith(":"):
         host, _ = parse_address(address, scheme=scheme)
-        target = format_address(host, int(target[1:]), scheme) if target[1:].isdecimal() else target
+        target = url_of(scheme, host, int(target[1:])) if target[1:].isdecimal() else target
     parse_address(target, scheme=scheme)
     return target

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
 from djinn_lib_service.options import ListenOptions
+from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.wire import messages
 from djinn.wire.messages import Goodbye, Message, Refusal
-from djinn_transport_tcp.address import format_address, parse_address, parse_path
+from djinn_transport_tcp.address import parse_address, parse_path
 from djinn_transport_tcp.sockets import ByteStream, configure
 from djinn_transport_tcp.stream import FrameStream, views_of
 from djinn_transport_tcp.tls import PlaintextError, TlsError, TlsSocket, server_context
@@ -79,8 +80,8 @@ def _listen(
     except (ValueError, OverflowError) as error:
         raise ConfigurationError(f"The host in {address!r} makes no sense: {error}.") from None
     port = sock.getsockname()[1]
-    return SocketListener(format_address(host, port, scheme), sock, options,
-                          lambda sock, peer: make(format_address(peer[0], peer[1], scheme), sock), renew=renew)
+    return SocketListener(url_of(scheme, host, port), sock, options,
+                          lambda sock, peer: make(url_of(scheme, peer[0], peer[1]), sock), renew=renew)
 
 
 def listen_unix(address: str, options: ListenOptions) -> SocketListener:

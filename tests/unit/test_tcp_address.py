@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from djinn_transport_tcp.address import MAX_PATH_BYTES, format_address, parse_address, parse_path
+from djinn_lib_service.urls import url_of
+from djinn_transport_tcp.address import MAX_PATH_BYTES, parse_address, parse_path
 
 from djinn.errors import ConfigurationError
 
@@ -16,7 +17,7 @@ from djinn.errors import ConfigurationError
 ])
 def test_addresses(address: str, host: str, port: int) -> None:
     assert parse_address(address) == (host, port)
-    assert format_address(host, port) == address.rstrip("/")
+    assert url_of("tcp", host, port) == address.rstrip("/")
 
 
 @pytest.mark.parametrize("address", [
