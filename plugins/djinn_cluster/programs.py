@@ -10,6 +10,7 @@ from pathlib import Path
 
 from djinn_lib_cluster.asking import IN_FILE, DirectoryAddress, reachable
 from djinn_lib_cluster.kinds import EngineProgram
+from djinn_lib_service.settings import client_authorities
 
 from djinn.errors import ConfigurationError
 from djinn_cluster.clusters import Cluster
@@ -35,7 +36,7 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
         page: The port of the directory's dashboard; ``None`` for none.
 
     Raises:
-        ConfigurationError: Nobody would reach them.
+        ConfigurationError: Nobody would reach them, or a setting is invalid.
     """
     key, shared = str(cluster.key_file), dict(_shared(options))
     if cluster.is_apart and "--host" not in shared:
@@ -72,7 +73,7 @@ def _shared(options: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _files(key: str, options: Sequence[str]) -> tuple[str, ...]:
-    """List the key, and the files that options and djinn's variables name by absolute paths."""
+    """List the key, and the files that options, djinn's variables and its file of settings name by absolute paths."""
     words = [word.partition("=")[2] if word.startswith("--") else word for word in options]
-    words += [value for name, value in os.environ.items() if name.startswith("DJINN_")]
+    words += [*(value for name, value in os.environ.items() if name.startswith("DJINN_")), client_authorities()]
     return tuple(dict.fromkeys([key, *(word for word in words if Path(word).is_absolute() and Path(word).is_file())]))

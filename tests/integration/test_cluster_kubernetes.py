@@ -97,10 +97,11 @@ def test_a_program_has_its_secrets_and_comes_back_in_another_pod(
 
 def test_programs_find_each_other_by_the_names_of_their_pods(
         kubernetes: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, authority = tmp_path / "tls.crt", tmp_path / "ca.crt"
+    certificate, authority, settings = tmp_path / "tls.crt", tmp_path / "ca.crt", tmp_path / "djinn.toml"
     for path in (certificate, authority):
         path.touch()
-    monkeypatch.setenv("DJINN_TLS_CA", str(authority))
+    settings.write_text(f'tls-ca = "{authority}"')
+    monkeypatch.setenv("DJINN_CONFIG", str(settings))
     cluster = make("lab", "kubernetes")
     with pytest.raises(ConfigurationError, match="--host"):
         programs_of(cluster, [1], [7700, 7777], [])
@@ -109,7 +110,8 @@ def test_programs_find_each_other_by_the_names_of_their_pods(
     words = " ".join(server.command)
     assert "--directory tls://directory.djinn-lab.lab.svc:7700/lab " in words
     assert "--announce tls://server-0.djinn-lab.lab.svc:7777 " in words
-    assert set(server.files) == set(directory.files) == {str(cluster.key_file), str(certificate), str(authority)}
+    assert set(server.files) == set(directory.files) == {
+        str(cluster.key_file), *map(str, (certificate, authority, settings))}
     assert server.gpus == 1
 
 
