@@ -93,12 +93,15 @@ def has_compatible_shallow_copy_type(
     Either way, optimizers, tied weights and all other holders of the parameter see it move, as with any other
     accelerator. ``Module._apply`` swaps if the new tensor looks like a wrapper subclass; it only checks for these
     attributes and never calls them, and they do not outlive the conversion. PyTorch does not swap a tensor with weak
-    references, such as those of the upload cache.
+    references, such as those of the upload cache. Swapping exchanges attributes, too, so the new tensor gets those that
+    others have attached to the parameter. Gradients follow their parameters.
     """
     tensor, new = args
     if isinstance(new, LazyTensor) and adoption.can_be_swapped(tensor):
         runtime.current().mixer.forget(tensor)
-        new.__tensor_flatten__ = new.__tensor_unflatten__ = _not_traceable  # type: ignore[attr-defined]  # see above
+        if isinstance(tensor, torch.nn.Parameter):
+            new.__tensor_flatten__ = new.__tensor_unflatten__ = _not_traceable  # type: ignore[attr-defined]  # see above
+            adoption.hand_over_attributes(tensor, new)
     return True
 
 

@@ -30,6 +30,9 @@ _ASKED = (
 )
 """Operators that PyTorch executes on any device with its own kernels."""
 
+_OWN = ("_value", "_is_param", storage_references.MARK)
+"""Attributes that a tensor has because it is lazy; all others are attached by the program."""
+
 _arrivals: set[int] = set()
 """Lazy tensors whose data is being assigned an ordinary tensor."""
 
@@ -58,6 +61,23 @@ def is_adopted(tensor: torch.Tensor) -> bool:
     return not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
 
+def hand_over_attributes(tensor: torch.Tensor, new: LazyTensor) -> None:
+    """Give what others have attached to a parameter to the parameter that PyTorch will make of ``new``, by `detach`."""
+    attached = _attached(tensor)
+    if attached:
+        new.detach = partial(_detached, weakref.ref(new), attached)  # type: ignore[method-assign]  # of this tensor alone
+
+
+def _detached(of: weakref.ref[LazyTensor], attached: dict[str, Any]) -> torch.Tensor:
+    made = LazyTensor.detach(of())  # type: ignore[arg-type]  # alive: it is the caller's
+    vars(made).update(attached)
+    return made
+
+
+def _attached(tensor: torch.Tensor) -> dict[str, Any]:
+    return {name: item for name, item in vars(tensor).items() if name not in _OWN}
+
+
 def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Convert a lazy tensor, in place, to the ordinary tensor that is assigned to its ``data``."""
     tensor, new = args
@@ -71,8 +91,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         tensor.grad = None
         if is_adopted(tensor):
             function(tensor, local)
-            vars(tensor).pop("_value")
-            for name in ("_is_param", storage_references.MARK):
+            for name in _OWN:
                 vars(tensor).pop(name, None)
             tensor.__class__ = type(made)
         elif tensor._use_count() > 1 or weakref.getweakrefs(tensor):
@@ -82,6 +101,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             finally:
                 _arrivals.discard(id(tensor))
         else:
+            vars(made).update(_attached(tensor))
             torch.utils.swap_tensors(tensor, made)
     if isinstance(gradient, LazyTensor) and not weakref.getweakrefs(gradient) and _count_uses(gradient) == 1:
         # It stays the same object, as in eager, and those who hold it need not fetch it again.

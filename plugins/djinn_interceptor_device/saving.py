@@ -216,7 +216,7 @@ def _new_storage(cls: type, *args: Any, **kwargs: Any) -> Any:
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _load(storage: Any, location: str) -> Any:

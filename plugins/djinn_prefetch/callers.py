@@ -204,14 +204,16 @@ def _members(item: Any) -> Iterable[Any] | None:
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[Any]:
-    """Give the tensors of a module in the order of its state."""
-    for part in module.modules():
+    """Give the tensors of a module in the order of its state; none while its constructor has not called PyTorch's."""
+    for part in module.modules() if hasattr(module, "_modules") else ():
         yield from part._parameters.values()
         yield from part._buffers.values()
 
 
 def _moved(module: torch.nn.Module) -> list[Any]:
     """List the tensors of a module in the order in which `Module._apply` goes through them."""
+    if not hasattr(module, "_modules"):
+        return []
     moved: list[Any] = []
     for child in module.children():
         moved += _moved(child)

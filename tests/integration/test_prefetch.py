@@ -161,6 +161,15 @@ def test_the_numbers_that_a_loop_reads_come_in_one_round_trip(read: Any, at_rest
     assert djinn.stats()["round_trips"] == 1
 
 
+def test_a_module_whose_constructor_reads_a_number_may_wait_to_call_pytorchs() -> None:
+    class Late(torch.nn.Module):
+        def __init__(self, sizes: torch.Tensor) -> None:
+            self.size = sum(float(size) for size in sizes)
+            super().__init__()
+
+    assert Late(torch.arange(8.0, device=DEVICE)).size == 28
+
+
 def test_a_number_that_is_written_while_a_loop_reads_others_is_seen() -> None:
     numbers = [torch.full((1,), float(index), device=DEVICE) for index in range(6)]
     made = []

@@ -112,6 +112,22 @@ def test_it_mixes_with_remote_tensors_as_ordinary_ones_do(moved: tuple[nn.Module
     torch.testing.assert_close(product.cpu(), X @ weight.detach().t())
 
 
+@pytest.mark.parametrize("is_viewed", [False, True])
+def test_attributes_of_parameters_stay_when_a_module_moves(is_viewed: bool) -> None:
+    model = _model()
+    weight: Any = model[0].weight  # type: ignore[index]  # it is a Sequential
+    view = weight[0] if is_viewed else None
+    weight.no_weight_decay, weight.group = True, {"rate": 0.1}
+    model(X).sum().backward()
+    for device in (DEVICE, "cpu"):
+        model.to(device)
+        assert (weight.no_weight_decay, weight.group, weight.device.type) == (
+            True, {"rate": 0.1}, torch.device(device).type)
+    assert set(vars(weight)) == {"no_weight_decay", "group"}
+    assert not vars(weight.grad)
+    del view
+
+
 @pytest.mark.parametrize("where", [DEVICE, "cpu", "meta"])
 def test_the_class_of_a_parameter_makes_parameters_of_any_device(where: Any) -> None:
     parameter: Any = nn.Linear(2, 2).to(DEVICE).weight

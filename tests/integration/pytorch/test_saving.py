@@ -83,6 +83,16 @@ def test_files_load_to_the_device(location: Any, *, zipped: bool, weights_only: 
     assert loaded["whole"].tolist() == [[0, 1, 2, 3], [4, 70, 70, 70], [8, 70, 70, 70]]
 
 
+def test_files_load_where_the_device_is_the_default() -> None:
+    file = io.BytesIO()
+    torch.save({"here": torch.ones(2), "there": torch.zeros(2, device=DEVICE)}, file)
+    file.seek(0)
+    with torch.device(DEVICE):
+        loaded = torch.load(file)
+        copied = pickle.loads(pickle.dumps(loaded))
+    assert [tensor.cpu().tolist() for tensor in (*loaded.values(), *copied.values())] == [[1, 1], [0, 0]] * 2
+
+
 def test_files_that_are_mapped_into_memory_load_to_the_device(tmp_path: Path) -> None:
     torch.save(_tensors(), tmp_path / "x.pt")
     loaded = torch.load(tmp_path / "x.pt", map_location=DEVICE, mmap=True)
