@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -81,6 +81,13 @@ def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
     return "an unknown distribution" if entry_point.dist is None else _described(entry_point.dist)
 
 
+class _Manager(pluggy.PluginManager):
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        # Most attributes of a module are no functions. pluggy takes longer to find that out than `load` for all else.
+        is_no_hook = isinstance(plugin, ModuleType) and not callable(vars(plugin).get(name))
+        return None if is_no_hook else super().parse_hookimpl_opts(plugin, name)
+
+
 class Plugins:
     """The plugins of one session: imported, checked, registered.
 
@@ -95,7 +102,7 @@ class Plugins:
     def __init__(self, selection: PluginSelection) -> None:
         self.selection = selection
         self.disabled: dict[str, str] = {}
-        self._manager = pluggy.PluginManager(hookspecs.GROUP)
+        self._manager = _Manager(hookspecs.GROUP)
         self._manager.add_hookspecs(hookspecs)
         self.distributions: dict[str, str] = {}
         self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
@@ -106,12 +113,8 @@ class Plugins:
 
     @classmethod
     def load(
-        cls,
-        selection: PluginSelection | None = None,
-        *,
-        names: Iterable[str] | None = None,
-        problems: list[PluginError] | None = None,
-        kinds: Iterable[str] = tuple(KINDS),
+        cls, selection: PluginSelection | None = None, *, names: Iterable[str] | None = None,
+        problems: list[PluginError] | None = None, kinds: Iterable[str] = tuple(KINDS)
     ) -> Plugins:
         """Find, import, check and register plugins.
 
@@ -198,8 +201,7 @@ class Plugins:
         if len(candidates) > 1:
             raise AmbiguousPluginError(
                 f"The plugin {name!r} is brought by {' and by '.join(sorted(map(_distribution_of, candidates)))}.",
-                hint="Uninstall all but one of them.",
-            )
+                hint="Uninstall all but one of them.")
         self.distributions[name] = _distribution_of(candidates[0])
         self._import(name, candidates[0])
         try:
@@ -232,9 +234,11 @@ class Plugins:
 
     def call_alone(self, name: str, hook: str, **arguments: Any) -> None:
         """Call a hook of one plugin, so that errors can be attributed to it."""
-        others = [plugin for other, plugin in self._manager.list_name_plugin() if other != name]
+        marked = getattr(self.hook, hook).get_hookimpls()
+        others = [each.plugin for each in marked if each.plugin_name != name]
         try:
-            self._manager.subset_hook_caller(hook, others)(**arguments)
+            if len(others) < len(marked):
+                self._manager.subset_hook_caller(hook, others)(**arguments)
         except PluginError:
             raise
         except Exception as error:
@@ -246,10 +250,8 @@ class Plugins:
         def register(kind: str, value: Any) -> None:
             check_object(kind, value, self.owner(name), name)
             if any(other.kind == kind and other.name == value.name for other in collected):
-                raise PluginValidationError(
-                    f"{self.owner(name)} registers two objects of the kind {kind} named {value.name!r}.",
-                    hint=remedy(name),
-                )
+                raise PluginValidationError(f"{self.owner(name)} registers two objects of the kind {kind} named "
+                                            f"{value.name!r}.", hint=remedy(name))
             collected.append(Registered(kind, value.name, name, self.distributions[name], value))
 
         for kind in kinds:

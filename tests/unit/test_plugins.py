@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -335,7 +336,7 @@ def test_problems_can_be_collected_and_leave_nothing_behind(install: Install) ->
     assert sorted(type(problem).__name__ for problem in problems) == ["PluginLoadError", "PluginValidationError"]
     assert "half" not in plugins.registered("scheduler")
     assert plugins.choose("scheduler", "single").name == "single"
-    plugins.hook.djinn_session_closed(stats={})
+    plugins.hook.djinn_session_closed(stats=Counter())
 
 
 def test_switching_off_what_is_not_there_says_what_may_be_meant() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from importlib import import_module
 
 import djinn_server.opening
 import djinn_server.server
@@ -34,6 +35,9 @@ def _forked(environment: Mapping[str, str]) -> ForkServer | None:
     return fork_forkserver(begin)
 
 
+for _name in ("djinn_lib_server.parents", "djinn_progress.screens", "djinn_server.signals",
+              "djinn_transport_tcp.listener"):
+    import_module(_name)  # what a server imports when it begins
 build({})
 Plugins.load()
 _start = djinn_server.opening.start_forkserver

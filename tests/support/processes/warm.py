@@ -36,9 +36,10 @@ _WITHOUT_DJINN: Any = forkserver._forkserver  # type: ignore[attr-defined]  # th
 _WITH_DJINN = forkserver.ForkServer()
 # What djinn imports of others is the same for everybody, too.
 _PRELOADED = [
-    "torch._dynamo", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread", "attrs", "cattrs", "http.server",
-    "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec", "networkx", "numpy", "pluggy",
-    "prometheus_client", "pytest", "rich.console", "rich.table", "trio", "typer.main", "xml.sax.saxutils"]
+    "torch._dynamo", "anyio._backends._asyncio", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread",
+    "attrs", "cattrs", "http.server", "hypothesis.internal.conjecture.engine", "hypothesis.strategies", "msgspec",
+    "networkx", "numpy", "pluggy", "prometheus_client", "pytest", "rich.console", "rich.table", "trio",
+    "typer._adapters", "typer.main", "xml.sax.saxutils"]
 _WITHOUT_DJINN.set_forkserver_preload(_PRELOADED)
 _WITH_DJINN.set_forkserver_preload([*_PRELOADED, "support.processes.loaded"])
 
