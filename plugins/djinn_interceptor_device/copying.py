@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from djinn.record.tensor import LazyTensor
+from djinn_interceptor_device.subclasses import ordinary_class
 
 
 def shallow_copy(tensor: LazyTensor) -> Any:
     """Return another tensor with the same storage and attributes: what ``copy.copy`` does."""
-    if type(tensor) is not LazyTensor:
+    if type(tensor) is not LazyTensor and not ordinary_class(type(tensor)):
         return copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]  # as copy.copy
     made: Any = tensor.data
     with torch._C.DisableTorchFunctionSubclass():
@@ -38,6 +39,7 @@ def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         with torch.no_grad():
             made: Any = tensor.detach().clone()
         made.requires_grad_(tensor.requires_grad)
+        made.__class__ = type(tensor)
         memo[id(tensor)] = made
         if tensor.grad is not None:
             made.grad = LazyTensor.__deepcopy__(tensor.grad, memo)

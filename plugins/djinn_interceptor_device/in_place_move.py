@@ -20,8 +20,8 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import fakes, storage_references
 from djinn_interceptor_device.brought_home import BroughtHome, bring_home
+from djinn_interceptor_device.subclasses import can_be_lazy, lazy_class, mark_made, ordinary_class
 
-_ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _ASKED = (
     "alias", "as_strided_", "clone", "copy_", "detach", "diagonal", "expand", "permute", "resize_as_", "select.int",
     "slice.Tensor", "split.Tensor", "split_with_sizes", "squeeze", "squeeze.dim", "squeeze.dims", "squeeze_",
@@ -62,14 +62,23 @@ def is_adopted(tensor: torch.Tensor) -> bool:
 
 
 def hand_over_attributes(tensor: torch.Tensor, new: LazyTensor) -> None:
-    """Give what others have attached to a parameter to the parameter that PyTorch will make of ``new``, by `detach`."""
+    """Give a parameter's class, and what others have attached to it, to the one that PyTorch will make of ``new``.
+
+    PyTorch makes it by ``new.detach()``.
+    """
     attached = _attached(tensor)
-    if attached:
+    if can_be_lazy(type(tensor)):
+        new.__class__ = lazy_class(type(tensor))
+    if attached or type(new) is not LazyTensor:
         new.detach = partial(_detached, weakref.ref(new), attached)  # type: ignore[method-assign]  # of this tensor alone
 
 
-def _detached(of: weakref.ref[LazyTensor], attached: dict[str, Any]) -> torch.Tensor:
-    made = LazyTensor.detach(of())  # type: ignore[arg-type]  # alive: it is the caller's
+def _detached(of: weakref.ref[LazyTensor], attached: dict[str, Any]) -> Any:
+    new: Any = of()  # alive: it is the caller's
+    with torch._C.DisableTorchFunctionSubclass():
+        made: Any = LazyTensor.detach(new)
+    made.__class__ = type(new)
+    mark_made(made)
     vars(made).update(attached)
     return made
 
@@ -88,6 +97,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         local = new.detach()
         made = (torch.nn.Parameter(local, needs_gradient) if getattr(tensor, "_is_param", False)
                 else local.requires_grad_(needs_gradient))
+        made.__class__ = ordinary_class(type(tensor)) or type(made)
         tensor.grad = None
         if is_adopted(tensor):
             function(tensor, local)
@@ -119,7 +129,7 @@ def become(tensor: torch.Tensor, new: torch.Tensor) -> bool:
     """
     if isinstance(tensor, LazyTensor):
         return isinstance(new, LazyTensor) or is_adopted(tensor) or id(tensor) in _arrivals
-    if not isinstance(new, LazyTensor) or type(tensor) not in (*_ORDINARY, BroughtHome):
+    if not isinstance(new, LazyTensor) or not (can_be_lazy(type(tensor)) or type(tensor) is BroughtHome):
         return False
     if tensor.requires_grad and not (new.dtype.is_floating_point or new.dtype.is_complex):
         raise RuntimeError(f"data set to a tensor that requires gradients must be floating point or complex dtype, "
@@ -130,5 +140,5 @@ def become(tensor: torch.Tensor, new: torch.Tensor) -> bool:
         adopted._value = new.data._value  # type: ignore[attr-defined]  # a lazy tensor's data is lazy
     if isinstance(tensor, torch.nn.Parameter):
         adopted._is_param = True
-    adopted.__class__ = LazyTensor
+    adopted.__class__ = LazyTensor if type(tensor) is BroughtHome else lazy_class(type(tensor))
     return True

@@ -29,6 +29,7 @@ from djinn_interceptor_device import (
     profiling,
     saving,
     storage_references,
+    subclasses,
 )
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device.backend import BackendModule, DeviceGuard, Hooks
@@ -89,6 +90,7 @@ class DeviceInterceptor:
             fakes.register()
             class_factories.install()
             methods.install()
+            subclasses.install()
             saving.guard_constructors()
             storage_references.install()
             profiling.install()

@@ -17,6 +17,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import storage_references, stored_storages
+from djinn_interceptor_device.subclasses import ordinary_class
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
@@ -168,8 +169,9 @@ def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         spec = tensor._value.spec
         rebuild = torch._utils._rebuild_tensor_v2
         parts = (_typed(tensor), spec.storage_offset, tuple(spec.size), tuple(spec.stride), needs_gradient, hooks)
-    if state:
-        return torch._tensor._rebuild_from_type_v2, (rebuild, torch.Tensor, parts, state)
+    ordinary = ordinary_class(type(tensor))
+    if state or ordinary:
+        return torch._tensor._rebuild_from_type_v2, (rebuild, ordinary or torch.Tensor, parts, state)
     return rebuild, parts
 
 
