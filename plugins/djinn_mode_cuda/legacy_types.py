@@ -1,4 +1,7 @@
-"""``torch.cuda.FloatTensor`` and its like, which older scripts call, name, and check for."""
+"""``torch.cuda.FloatTensor``, ``torch.cuda.sparse.FloatTensor`` and their like.
+
+Older scripts call them, name them, and check for them.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,30 @@ class _TensorType(type):
         return isinstance(instance, LazyTensor) and instance.dtype == cls.dtype
 
 
+class _SparseTensorType(_TensorType):
+    """The class of the types of sparse tensors in the layout COO."""
+
+    def __call__(cls, *args: Any) -> torch.Tensor:
+        options: Any = {"dtype": cls.dtype, "device": remote_index(None), "check_invariants": False}
+        if args and isinstance(args[0], torch.Tensor):
+            return torch.sparse_coo_tensor(*args, **options)
+        size = args[0] if args and isinstance(args[0], torch.Size) else args
+        return torch.sparse_coo_tensor(size=size or (0,), **options)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return (isinstance(instance, torch.Tensor) and instance.layout is torch.sparse_coo
+                and instance.dtype == cls.dtype and instance.device.type == remote_index(None).type)
+
+
 def replace(patches: Patches) -> None:
     """Replace the types, and functions that take them, until the patches are closed."""
     types = {}
     for name, dtype in _DTYPES.items():
         types[name] = _TensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         patches.set(torch.cuda, name, types[name])
+        if hasattr(torch.cuda.sparse, name):
+            made = _SparseTensorType(name, (), {"dtype": dtype, "__module__": "torch.cuda.sparse"})
+            patches.set(torch.cuda.sparse, name, made)
     patches.set(torch.Tensor, "type", _type(torch.Tensor.type, types))
     patches.set(torch, "set_default_tensor_type", _set_default(torch.set_default_tensor_type, types))
 
@@ -52,12 +73,13 @@ def _named(given: Any, types: dict[str, Any]) -> Any:
 
 
 def _type(original: Any, types: dict[str, Any]) -> Any:
-    names = {dtype: f"{_PREFIX}{name}" for name, dtype in _DTYPES.items()}
+    remote = f"torch.{remote_index(None).type}."
 
     def type_(self: torch.Tensor, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
         """As ``torch.Tensor.type``; the types of CUDA are those of the remote device."""
-        if dtype is None and isinstance(self, LazyTensor):
-            return names.get(self.dtype) or original(self)
+        if dtype is None:
+            name: str = original(self)
+            return f"{_PREFIX}{name.removeprefix(remote)}" if name.startswith(remote) else name
         wanted = _named(dtype, types)
         if isinstance(wanted, _TensorType):
             return self.to(remote_index(None), wanted.dtype, non_blocking)

@@ -261,6 +261,16 @@ def test_legacy_types_know_their_tensors() -> None:
     assert not isinstance(torch.ones(2), torch.cuda.FloatTensor)
 
 
+def test_legacy_types_of_sparse_tensors() -> None:
+    indices, values = torch.tensor([[0, 1], [1, 0]], device="cuda"), torch.tensor([1.0, 2.0], device="cuda")
+    made = torch.cuda.sparse.FloatTensor(indices, values, torch.Size((2, 2)))
+    assert (made.to_dense().tolist(), made.type()) == ([[0, 1], [2, 0]], "torch.cuda.sparse.FloatTensor")
+    assert isinstance(made, torch.cuda.sparse.FloatTensor)
+    assert not isinstance(made, torch.cuda.sparse.DoubleTensor)
+    assert not isinstance(values, torch.cuda.sparse.FloatTensor)
+    assert torch.cuda.sparse.LongTensor(2, 3).shape == (2, 3)
+
+
 def test_pinned_memory_is_for_this_device() -> None:
     pinned = torch.ones(2).pin_memory("cuda")
     assert pinned.is_pinned()
