@@ -280,7 +280,7 @@ class PrefetchingBackend(BackendWrapper):
                 answer = self._asked(lambda: self.plain.fetch([*slots, *wanted, *wished], whole=True))
             self._wishes.values = [answer.pop() for _ in wished][::-1]
         arrived = answer[len(slots):]
-        self._continuations.arrived(foreseen[:len(arrived)], arrived, self.nodes_taken,
+        self._continuations.arrived(answer[0], foreseen[:len(arrived)], arrived, self.nodes_taken,
                                     is_exact=self.nodes_taken - before == len(pending))
         return answer[:len(slots)]
 

@@ -16,12 +16,13 @@ from typing import Any
 from weakref import ref
 
 import attrs
-from djinn_lib_service.harmless import is_harmless
+from djinn_lib_service.harmless import are_harmless
 
 from djinn.ir.tape import Node, needed_for
 from djinn.ir.value import Slot
 from djinn_prefetch.history import History, Tail
-from djinn_prefetch.repetition import Continuation, Repeated, described, is_same, repeated
+from djinn_prefetch.repetition import Continuation, Repeated, described, is_same, learned, repeated
+from djinn_prefetch.selecting import index_read_by
 
 __all__ = ("Continuations", "ForeseenValue", "Place", "place_of")
 
@@ -148,7 +149,7 @@ class ForeseenValue:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """All operations, in order."""
-        return (*self.operations.copies, *self.operations.nodes)
+        return self.operations.run
 
     @property
     def size_bytes(self) -> int:
@@ -179,6 +180,8 @@ class Continuations:
         self._ahead: list[ForeseenValue] = []
         self._place: Place | None = None
         """Where the program waited at last."""
+        self._answer: Any = None
+        """What it was given then."""
         self._visited: set[Place] = set()
         self._tail = Tail()
         self._since: list[Node] | None = None
@@ -197,7 +200,7 @@ class Continuations:
         if not self._ahead:
             return None
         between = self._between(pending, taken)
-        if between is None or not all(is_harmless(node.signature) for node in between):
+        if between is None or not are_harmless(between):
             self.drop()
             return None
         needed = list(compress(between, needed_for(between, (slot,))))
@@ -237,20 +240,23 @@ class Continuations:
         self._place, self._visited = place, {place}
         habit = self._habits.get(place)
         self._is_paused = habit is not None and habit.foreseeing.passes()
-        return [] if habit is None or self._is_paused else self._made(habit)
+        asked = None if is_apart or not pending else index_read_by(pending[-1], slot)
+        return [] if habit is None or self._is_paused else self._made(habit, asked)
 
-    def arrived(self, expected: Sequence[ForeseenValue], values: Sequence[Any], taken: int, *, is_exact: bool) -> None:
+    def arrived(self, answer: Any, expected: Sequence[ForeseenValue], values: Sequence[Any], taken: int, *,
+                is_exact: bool) -> None:
         """Take the values that came with the answer to a wait.
 
         Args:
+            answer: The answer.
             expected: The foreseen values.
             values: The values.
             taken: How many nodes were taken off the tape so far.
             is_exact: Whether nothing was recorded, while it was sent, that may have changed them since.
         """
-        self._since, self._taken = [], taken
+        self._since, self._taken, self._answer = [], taken, answer
         for one, value in zip(expected, values, strict=True):
-            one.value = value
+            one.value, one.operations = value, one.operations.after(answer)
             self.fetched += 1
             self.fetched_bytes += one.size_bytes
         self._ahead = list(expected)
@@ -294,16 +300,17 @@ class Continuations:
         if habit.learning.passes():
             return
         found = None
-        if all(is_harmless(node.signature) for node in between):
+        if are_harmless(between):
             needed = compress(between, needed_for(between, (slot,)))
             found = described(list(needed), slot, self._tail, self._history, place)
         if found is None:
             habit.learning.rest()
         else:
             habit.learning.length = 0
-            habit.add(found)
+            before = [known.continuation for known in habit.chain if known.continuation.place == place]
+            habit.add(learned(found, before[0], self._answer) if before else found)
 
-    def _made(self, first: _Habit) -> list[ForeseenValue]:
+    def _made(self, first: _Habit, asked: Slot | None) -> list[ForeseenValue]:
         """Foresee the waits that follow a wait, and those that follow these."""
         made: list[ForeseenValue] = []
         visited = set(self._visited)
@@ -316,7 +323,8 @@ class Continuations:
                 continuation = following.continuation
                 if continuation.place in visited:
                     continue
-                operations = repeated(continuation, tail, self._history, self._numbers)
+                operations = repeated(continuation, tail, self._history, self._numbers,
+                                      asked if habit is first else None)
                 if operations is None:
                     # Its operands are gone, as those of a loop that has ended; the waits of another loop may follow.
                     habit.unused(following)

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.harmless import is_repeatable, moved_bytes
+from djinn_lib_service.harmless import are_harmless, moved_bytes
 
 from djinn.ir.program import Template, TensorArgument
 from djinn.ir.schema import facts_of
@@ -17,8 +17,9 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
 from djinn_prefetch.history import History, OperandSource, Tail
+from djinn_prefetch.selecting import is_selection, selecting
 
-__all__ = ("Continuation", "Repeated", "described", "is_same", "repeated")
+__all__ = ("Continuation", "Repeated", "described", "is_same", "learned", "repeated")
 
 MAX_BYTES = 64 * 1024
 """Size of a value that is computed in advance."""
@@ -49,6 +50,7 @@ class Continuation:
         wanted: Which result was asked for.
         place: Where the program asked for it.
         is_cheap: Whether the operations move few bytes.
+        selecting: Positions of steps that select an element by the number which the wait before gave.
     """
 
     steps: tuple[_Step, ...]
@@ -57,6 +59,7 @@ class Continuation:
     wanted: int
     place: Any
     is_cheap: bool
+    selecting: frozenset[int] = frozenset()
 
 
 @attrs.frozen(eq=False)
@@ -68,12 +71,24 @@ class Repeated:
         nodes: The operations, as the program would record them, but on the copies.
         wanted: The result that it will ask for.
         spec: Its metadata; ``None`` for a Python value.
+        run: All operations that run, in order.
+        selecting: Positions of operations that select by the number which the wait before gives.
     """
 
     copies: tuple[Node, ...]
     nodes: tuple[Node, ...]
     wanted: Slot
     spec: TensorSpec | None
+    run: tuple[Node, ...]
+    selecting: frozenset[int] = frozenset()
+
+    def after(self, answer: Any) -> Repeated:
+        """Return the operations that the program would record after that answer."""
+        if not self.selecting:
+            return self
+        nodes = [Node(node.signature, node.inputs, node.outputs, (*node.numbers[:-1], answer))
+                 if position in self.selecting else node for position, node in enumerate(self.nodes)]
+        return attrs.evolve(self, nodes=tuple(nodes))
 
 
 def described(needed: Sequence[Node], slot: Slot, tail: Tail, history: History, place: Any) -> Continuation | None:
@@ -86,7 +101,8 @@ def described(needed: Sequence[Node], slot: Slot, tail: Tail, history: History, 
         history: What is known of these.
         place: Where the program asked for the result.
     """
-    if not needed or not all(is_repeatable(node.signature) for node in needed):
+    if not needed or not are_harmless(needed) or not all(
+            node.signature.writes or node.signature.results for node in needed):
         return None
     made: dict[int, int] = {}
     outside: dict[int, Slot] = {}
@@ -122,8 +138,35 @@ def described(needed: Sequence[Node], slot: Slot, tail: Tail, history: History, 
     return Continuation(tuple(steps), tuple(origins), copied, wanted, place, is_cheap)  # type: ignore[arg-type]  # see above
 
 
-def repeated(known: Continuation, tail: Tail, history: History, numbers: Iterator[int]) -> Repeated | None:
-    """Make the operations of a continuation, on the values that there are now; ``None`` if some are not."""
+def learned(found: Continuation, before: Continuation, answer: Any) -> Continuation:
+    """Return a continuation whose selections depend on the answer before, as far as they did in two rounds.
+
+    Args:
+        found: The operations of this round.
+        before: Those of an earlier one, at the same place.
+        answer: What the wait before has given in this round.
+    """
+    if type(answer) is not int or found.written or len(found.steps) != len(before.steps):
+        return found
+    return attrs.evolve(found, selecting=frozenset(
+        position for position, (step, earlier) in enumerate(zip(found.steps, before.steps, strict=True))
+        if is_selection(step.signature) and step.numbers[-1] == answer
+        and (position in before.selecting or earlier.numbers != step.numbers)))
+
+
+def repeated(known: Continuation, tail: Tail, history: History, numbers: Iterator[int],
+             asked: Slot | None = None) -> Repeated | None:
+    """Make the operations of a continuation, on the values that there are now; ``None`` if some are not.
+
+    Args:
+        known: The continuation.
+        tail: The operations before it.
+        history: What is known of these.
+        numbers: Gives numbers to values.
+        asked: The tensor whose only element the wait before gives.
+    """
+    if known.selecting and asked is None:
+        return None
     found = [history.find(origin, tail) for origin in known.outside]
     operands = [slot for slot in found if slot is not None]
     storages = Counter(slot.storage for slot in operands)
@@ -138,18 +181,22 @@ def repeated(known: Continuation, tail: Tail, history: History, numbers: Iterato
         copies.append(Node(_clone_of(known.outside[index].spec), (operands[index],), (copy,), ()))
         operands[index] = copy
     nodes: list[Node] = []
+    run = list(copies)
     results: list[Slot] = []
     specs: list[TensorSpec | None] = []
-    for step in known.steps:
+    for position, step in enumerate(known.steps):
         inputs = tuple(results[index] if index >= 0 else operands[-1 - index] for index in step.operands)
+        selects = position in known.selecting
         outputs = []
         for alias in step.signature.aliases:
             number = next(numbers)
-            outputs.append(Slot(number, inputs[alias].storage if alias >= 0 else number))
+            outputs.append(Slot(number, inputs[alias].storage if alias >= 0 and not selects else number))
         results += outputs
         specs += step.signature.results
-        nodes.append(Node(step.signature, inputs, tuple(outputs), step.numbers))
-    return Repeated(tuple(copies), tuple(nodes), results[known.wanted], specs[known.wanted])
+        nodes.append(node := Node(step.signature, inputs, tuple(outputs), step.numbers))
+        run += selecting(node, asked, numbers) if selects and asked is not None else [node]
+    return Repeated(tuple(copies), tuple(nodes), results[known.wanted], specs[known.wanted], tuple(run),
+                    known.selecting)
 
 
 def is_same(expected: Repeated, needed: Sequence[Node], slot: Slot) -> bool:
@@ -168,9 +215,17 @@ def is_same(expected: Repeated, needed: Sequence[Node], slot: Slot) -> bool:
 
 
 def _is_alike(one: Signature, other: Signature) -> bool:
-    """Whether two signatures are equal: those of operations that return Python values are made for each call."""
-    return one is other or (one.template_number == other.template_number and one.operands == other.operands
-                            and one.results == other.results and one.aliases == other.aliases)
+    """Whether two signatures are equal, but for where in their storages the values are.
+
+    Those of operations that return Python values are made for each call. Where a view begins, its operation says.
+    """
+    return one is other or (one.template_number == other.template_number and one.aliases == other.aliases
+                            and _forms(one.operands) == _forms(other.operands)
+                            and _forms(one.results) == _forms(other.results))
+
+
+def _forms(specs: Sequence[TensorSpec | None]) -> list[Any]:
+    return [spec and (spec.size, spec.stride, spec.dtype, spec.device) for spec in specs]
 
 
 @lru_cache(256)

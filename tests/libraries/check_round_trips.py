@@ -84,7 +84,7 @@ def test_a_metric_waits_only_for_a_size_and_its_value(name: str) -> None:
     import torchmetrics.regression
 
     metric = getattr(torchmetrics.regression if name == "R2Score" else torchmetrics.classification, name)().to(DEVICE)
-    for _ in range(4):
+    for _ in range(5):
         metric.reset()
         truth = torch.randn(16) if name == "R2Score" else torch.arange(16) % 2
         guesses, wanted = torch.randn(16).to(DEVICE), truth.to(DEVICE)
@@ -93,8 +93,8 @@ def test_a_metric_waits_only_for_a_size_and_its_value(name: str) -> None:
         metric.update(guesses, wanted)
         updated = djinn.stats()["round_trips"]
         metric.compute().tolist()
-    # How many guesses differ, or which outputs vary, is known where the operation runs; results have these sizes.
-    assert (updated, djinn.stats()["round_trips"]) == (0, 2)
+    # How many guesses differ is known where the operation runs; results have that size.
+    assert (updated, djinn.stats()["round_trips"]) == (0, 1 if name == "R2Score" else 2)
 
 
 @pytest.mark.parametrize("name", ["MulticlassAccuracy", "MulticlassF1Score", "MulticlassConfusionMatrix"])
