@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain, islice
+from typing import Any
 
 import attrs
 from djinn_lib_service.harmless import is_harmless
@@ -12,7 +13,7 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
 
-__all__ = ("History", "OperandSource", "Tail")
+__all__ = ("History", "OperandSource", "Tail", "form_of")
 
 MAX_NODES = 8192
 """Nodes in each of the two generations."""
@@ -46,7 +47,7 @@ class OperandSource:
     """How to find an operand again at another wait.
 
     Attributes:
-        spec: The metadata that it must have.
+        spec: The metadata that it must have; rows of a tensor may begin elsewhere in its storage.
         distance: It belongs to the n-th last node.
         position: Which result of that node, or, as -1 - i, which operand.
         is_recent: Whether it was used since the wait before: if so, it is probably another value each time.
@@ -68,6 +69,11 @@ class _Generation:
     dead: set[int] = attrs.field(factory=set)
     changed: set[int] = attrs.field(factory=set)
     """Values that an operation has written which may have failed, or changed their metadata."""
+
+
+def form_of(spec: TensorSpec | None) -> tuple[Any, ...] | None:
+    """Return the metadata of a value, but for where in its storage it begins."""
+    return None if spec is None else (spec.size, spec.stride, spec.dtype, spec.device)
 
 
 class History:
@@ -135,20 +141,26 @@ class History:
                     found[slot.number] = OperandSource(spec, distance, position, is_recent, self._watch(slot))
         return [found.get(slot.number) for slot in slots]
 
-    def find(self, origin: OperandSource, tail: Tail) -> Slot | None:
-        """Find a value that has an origin's metadata and can be used by an operation now; ``None`` if there is none."""
+    def find(self, origin: OperandSource, tail: Tail, *, is_exact: bool = False) -> Slot | None:
+        """Find a value that has an origin's metadata and can be used by an operation now; ``None`` if there is none.
+
+        Args:
+            origin: How to find it.
+            tail: The operations before.
+            is_exact: Whether it must also be at the same place in its storage.
+        """
         kept = origin.slot
         if kept is not None and kept.number not in self._watched:
             kept = None
         if kept is not None and not origin.is_recent:
             return kept
-        return self._at(origin, tail) or kept
+        return self._at(origin, tail, is_exact=is_exact) or kept
 
     def recent(self, tail: Tail) -> Sequence[Node]:
         """Return the nodes between a wait and the one before, as far as they are remembered."""
         return list(islice(self._backwards(tail), tail.end - tail.since))
 
-    def _at(self, origin: OperandSource, tail: Tail) -> Slot | None:
+    def _at(self, origin: OperandSource, tail: Tail, *, is_exact: bool) -> Slot | None:
         more = len(tail.more)
         index = tail.end + more - origin.distance
         is_pending = index >= tail.pending
@@ -163,9 +175,11 @@ class History:
         position, signature = origin.position, node.signature
         slots, specs = (node.outputs, signature.results) if position >= 0 else (node.inputs, signature.operands)
         position = position if position >= 0 else -1 - position
-        if position >= min(len(slots), len(specs)) or specs[position] is not origin.spec:
+        if position >= min(len(slots), len(specs)):
             return None
-        slot = slots[position]
+        slot, spec = slots[position], specs[position]
+        if spec is not origin.spec and (is_exact or form_of(spec) != form_of(origin.spec)):
+            return None
         if slot.number in self._newer.changed or slot.number in self._older.changed:
             return None
         return slot if is_pending or self._is_alive(slot) else None

@@ -16,7 +16,7 @@ from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
-from djinn_prefetch.history import History, OperandSource, Tail
+from djinn_prefetch.history import History, OperandSource, Tail, form_of
 from djinn_prefetch.selecting import is_selection, selecting
 
 __all__ = ("Continuation", "Repeated", "described", "is_same", "learned", "repeated")
@@ -167,7 +167,7 @@ def repeated(known: Continuation, tail: Tail, history: History, numbers: Iterato
     """
     if known.selecting and asked is None:
         return None
-    found = [history.find(origin, tail) for origin in known.outside]
+    found = [history.find(origin, tail, is_exact=index in known.written) for index, origin in enumerate(known.outside)]
     operands = [slot for slot in found if slot is not None]
     storages = Counter(slot.storage for slot in operands)
     if len(operands) < len(found) or any(
@@ -220,12 +220,8 @@ def _is_alike(one: Signature, other: Signature) -> bool:
     Those of operations that return Python values are made for each call. Where a view begins, its operation says.
     """
     return one is other or (one.template_number == other.template_number and one.aliases == other.aliases
-                            and _forms(one.operands) == _forms(other.operands)
-                            and _forms(one.results) == _forms(other.results))
-
-
-def _forms(specs: Sequence[TensorSpec | None]) -> list[Any]:
-    return [spec and (spec.size, spec.stride, spec.dtype, spec.device) for spec in specs]
+                            and [*map(form_of, one.operands)] == [*map(form_of, other.operands)]
+                            and [*map(form_of, one.results)] == [*map(form_of, other.results)])
 
 
 @lru_cache(256)
