@@ -157,8 +157,9 @@ def libraries(session: nox.Session) -> None:
 
     With arguments for pytest (``-- -k lightning``), only what they select is run, and nothing is written.
     """
-    _install(session, "-e", ".[test]", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "pillow",
-             "ipython", "torchao", "torchmetrics", "trl")
+    _install(session, "-e", ".[test]", "accelerate", "captum", "datasets", "diffusers", "einops", "gpytorch", "ipython",
+             "lightning", "peft", "pillow", "pyro-ppl", "torch-geometric", "torchao", "torchdiffeq", "torchmetrics",
+             "trl")
     results = _output(session, "libraries.jsonl")
     results.unlink(missing_ok=True)
     session.run("pytest", "tests/libraries", "-o", "python_files=check_*.py", "--timeout=3600", "-n", "2",

@@ -14,8 +14,9 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "libraries.md"
 SCRIPTS = ROOT / "tests" / "libraries" / "scripts"
-PACKAGES = ("torch", "accelerate", "datasets", "diffusers", "einops", "lightning", "peft", "sentence-transformers",
-            "torchao", "torchmetrics", "transformers", "trl")
+PACKAGES = ("torch", "accelerate", "captum", "datasets", "diffusers", "einops", "gpytorch", "lightning", "peft",
+            "pyro-ppl", "sentence-transformers", "torch-geometric", "torchao", "torchdiffeq", "torchmetrics",
+            "transformers", "trl")
 HEAD = """# Libraries
 
 Each script below is ordinary code of its library. None mentions djinn. `nox -s libraries` runs each on the CPU, with
