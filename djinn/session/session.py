@@ -160,7 +160,8 @@ class Session:
     def _fetch(self, slots: Sequence[Slot]) -> list[Any]:
         if not slots:
             return []
-        with self.lock:
+        # What arrives is memory, also within a transform of `torch.func`, which would wrap it.
+        with torch._C._DisableFuncTorch(), self.lock:
             self.backend.materializations += 1
             return self.backend.fetch(slots, whole=self.flush_every > 0)
 

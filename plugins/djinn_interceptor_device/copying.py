@@ -18,7 +18,8 @@ def shallow_copy(tensor: LazyTensor) -> Any:
         return copy._reconstruct(tensor, None, *tensor.__reduce_ex__(4))  # type: ignore[attr-defined]  # as copy.copy
     made: Any = tensor.data
     with torch._C.DisableTorchFunctionSubclass():
-        made.requires_grad_(tensor.requires_grad)
+        if tensor.requires_grad:
+            made.requires_grad_()
     vars(made).update({name: item for name, item in vars(tensor).items() if name != "_value"})
     return made
 
@@ -38,7 +39,8 @@ def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
                                "protocol at the moment.")
         with torch.no_grad():
             made: Any = tensor.detach().clone()
-        made.requires_grad_(tensor.requires_grad)
+        if tensor.requires_grad:
+            made.requires_grad_()
         made.__class__ = type(tensor)
         memo[id(tensor)] = made
         if tensor.grad is not None:

@@ -194,6 +194,12 @@ def _sparse_dim(sparse: LazySparse) -> int:
     return int(sparse._parts[0].shape[0]) if len(sparse._parts) == 2 else 2
 
 
+def _dense_dim(sparse: LazySparse) -> int:
+    first, *_, values = sparse._parts
+    blocks = 2 if sparse.layout in (torch.sparse_bsr, torch.sparse_bsc) else 0
+    return int(values.dim()) - 1 if len(sparse._parts) == 2 else int(values.dim() - first.dim()) - blocks
+
+
 def _mark(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
     args[0]._is_unique = bool(args[1])
     return args[0]  # type: ignore[no-any-return]  # a LazySparse
@@ -256,7 +262,7 @@ _HANDLERS: Mapping[Any, Handler] = {
     **dict.fromkeys((aten.sparse_dim.default, aten._dimI.default),
                     lambda operator, args, kwargs: _sparse_dim(args[0])),
     **dict.fromkeys((aten.dense_dim.default, aten._dimV.default),
-                    lambda operator, args, kwargs: args[0].dim() - _sparse_dim(args[0])),
+                    lambda operator, args, kwargs: _dense_dim(args[0])),
     aten.is_coalesced.default: _is_coalesced,
     aten._coalesced_.default: _mark,
     aten._to_copy.default: _to_copy,

@@ -83,7 +83,7 @@ def outcome_of(
         return SparseOutcome("dense")
     if name in _DENSE_RESULT and not (name in ("mm", "addmm") and all(map(_is_sparse, args[-2:]))):
         return SparseOutcome("dense")
-    if name == "_sparse_sum.dim" and len(set(args[1])) >= args[0].dim() - args[0].dense_dim():
+    if name == "_sparse_sum.dim" and {*range(args[0].sparse_dim())} <= {dim % args[0].dim() for dim in args[1]}:
         return SparseOutcome("dense")
     if name == "select.int" and (args[0].sparse_dim() == 1 or sparse[0][0] != "coo"):
         return SparseOutcome("dense") if sparse[0][0] == "coo" and args[1] in (0, -args[0].dim()) else None

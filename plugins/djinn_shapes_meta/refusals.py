@@ -14,6 +14,7 @@ import torch
 
 from djinn.ir.schema import SchemaFacts
 from djinn.ir.spec import tensors_in
+from djinn_shapes_meta.dtypes import has_kernel
 
 __all__ = ("decided_by_numbers", "is_refused")
 
@@ -29,7 +30,8 @@ _SAMPLE_DIMENSIONS = 3
 def is_refused(facts: SchemaFacts, named: Mapping[str, Any]) -> bool:
     """Whether eager may refuse a call for a reason that is known here."""
     check = _CHECKS.get(facts.name) or _CHECKS.get(_base_of(facts))
-    return _has_wrong_alpha(named) or (check is not None and check(named))
+    return _has_wrong_alpha(named) or (check is not None and check(named)) or not has_kernel(
+        _base_of(facts), tensors_in(named.values()))
 
 
 def decided_by_numbers(facts: SchemaFacts) -> bool:
@@ -146,6 +148,12 @@ def _division(named: Mapping[str, Any]) -> bool:
         divided.numel()) and not (divided.dtype.is_floating_point or divided.dtype.is_complex)
 
 
+def _has_no_quotient(named: Mapping[str, Any]) -> bool:
+    """Look for operands that cannot be divided and rounded."""
+    tensors = tensors_in(named.values())
+    return _only_bools(named) or any(tensor.dtype.is_complex for tensor in tensors)
+
+
 def _randperm(named: Mapping[str, Any]) -> bool:
     out = named.get("out")
     dtype = named.get("dtype") or (torch.int64 if out is None else out.dtype)
@@ -204,7 +212,11 @@ def _positive(name: str, default: float) -> _Check:
 
 def _probability(named: Mapping[str, Any]) -> bool:
     chance = named.get("p", 0.5)
-    return isinstance(chance, (int, float)) and not 0 <= chance <= 1
+    return bool(named["self"].dtype.is_complex) or (isinstance(chance, (int, float)) and not 0 <= chance <= 1)
+
+
+def _own_probabilities(named: Mapping[str, Any]) -> bool:
+    return not named["self"].dtype.is_floating_point
 
 
 def _normal(named: Mapping[str, Any]) -> bool:
@@ -240,6 +252,7 @@ _DISTRIBUTIONS: Mapping[str, _Check] = {
 }
 _CHECKS: Mapping[str, _Check] = {
     **_DISTRIBUTIONS,
+    "aten::bernoulli": _own_probabilities,
     "index": _index,
     "_unsafe_index": _index,
     **dict.fromkeys(("masked_fill", "masked_scatter", "masked_select"), _masked),
@@ -257,7 +270,7 @@ _CHECKS: Mapping[str, _Check] = {
     "linalg_cross": lambda named: _same_dtypes(named) or _only_bools(named),
     **dict.fromkeys(("hypot", "nextafter", "logaddexp", "logaddexp2"), _no_fractions),
     "floor_divide": _division,
-    "div": lambda named: named.get("rounding_mode") is not None and _division(named),
+    "div": lambda named: named.get("rounding_mode") is not None and (_division(named) or _has_no_quotient(named)),
     **dict.fromkeys(("remainder", "fmod"), lambda named: _only_bools(named) or _division(named)),
     **dict.fromkeys("gcd lcm bitwise_left_shift bitwise_right_shift dot vdot".split(), _only_bools),
     "ldexp": lambda named: named["other"].dtype is torch.bool,

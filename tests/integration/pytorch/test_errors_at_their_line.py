@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+import torch.nn.functional as F  # PyTorch's own name for it
 
 import djinn
 
@@ -62,6 +63,10 @@ def unshifted(on: Callable[..., torch.Tensor]) -> None:
     buffer[:] = buffer[:]
     buffer.copy_(buffer).mul_(buffer[:]).add_(buffer)
     torch.exp(buffer, out=buffer)
+
+
+def image(on: Callable[..., torch.Tensor]) -> torch.Tensor:
+    return on(1, 1, 4, 4)
 
 
 def pooled(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -168,6 +173,17 @@ MISTAKES = (
             lambda on: torch.ldexp(on(2), on([True, False]))),
     Mistake("cross of two dtypes", lambda on: torch.linalg.cross(on(3), on(3)),
             lambda on: torch.linalg.cross(on(3), on(3).double())),
+    *(Mistake(f"{name} of {dtype}", lambda on, call=call: call(image(on)),
+              lambda on, call=call, dtype=dtype: call(image(on).to(dtype)))
+      for name, dtype, call in (
+          ("interpolation", torch.int32, lambda x: F.interpolate(x, (2, 2))),
+          ("bilinear interpolation", torch.int8, lambda x: F.interpolate(x, (2, 2), mode="bilinear")),
+          ("abs", torch.bool, torch.abs), ("std", torch.int64, torch.std), ("gelu", torch.int64, F.gelu),
+          ("lerp", torch.int64, lambda x: x.lerp_(x, 1)), ("ceil", torch.bool, torch.ceil),
+          ("convolution", torch.bool, lambda x: F.conv2d(x, x)), ("lu", torch.float16, torch.linalg.lu),
+          ("cholesky", torch.int32, lambda x: torch.cholesky_solve(x, x)),
+          ("bessel", torch.bfloat16, torch.special.bessel_j0), ("bernoulli", torch.int64, torch.bernoulli),
+          ("rounded quotient", torch.cfloat, lambda x: torch.div(x, x, rounding_mode="floor")))),
     Mistake("polar", lambda on: torch.polar(on(3), on(3)), lambda on: torch.polar(on(3), on(3).double())),
 )
 

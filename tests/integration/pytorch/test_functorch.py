@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import warnings
 from typing import Any
 
@@ -37,6 +39,28 @@ def vmaps(device: str) -> Any:
         outcome(lambda: func.vmap(lambda a: 1)(x)),
         outcome(lambda: func.vmap(lambda a: a.nonzero())(x)),
     )
+
+
+def values_within(device: str) -> Any:
+    """What a function brings home of a tensor that no transform made, and how the tensor is afterwards."""
+    (x,) = _on(device, (3,))
+    found: list[Any] = []
+
+    def look(y: torch.Tensor) -> torch.Tensor:
+        file = io.BytesIO()
+        torch.save(x, file)
+        found.extend((x.tolist(), x[1].item(), repr(x).partition(", dev")[0].rstrip(")"), len(file.getvalue()) > 0,
+                      bool(x[0] > 0), torch.equal(x, x.clone()), tuple(x[x > 0].shape), float(x[2])))
+        return y.sum()
+
+    ones = torch.ones(2, device=device)
+    copies: list[Any] = []
+    func.vjp(lambda y: copies.append(copy.deepcopy(x).tolist()) or y, ones)
+    func.vjp(look, ones)
+    func.jvp(look, (ones,), (ones,))
+    func.functionalize(look)(ones)
+    func.vmap(func.grad(look))(torch.ones(2, 2, device=device))
+    return found, copies, x + 1
 
 
 def vmaps_that_write(device: str) -> Any:
@@ -247,7 +271,7 @@ def copies_with_layout(device: str) -> Any:
     )
 
 
-PROGRAMS = (
+PROGRAMS = (values_within,
     vmaps, vmaps_that_write, random_vmaps, gradients, products, jacobians, functional_calls, ensembles,
     normalisation_without_state, functionalized, duals, forward_over_reverse, traces, second_derivatives,
     tangents_that_are_zero, copies_with_layout,

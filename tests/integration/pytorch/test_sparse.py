@@ -70,10 +70,13 @@ def constructors(device: str) -> Any:
 def conversions(device: str) -> Any:
     dense = matrix(device)
     sparse, csr = dense.to_sparse(), dense.to_sparse_csr()
+    blocks = torch.ones(4, 4, device=device).to_sparse_bsr((2, 2))
+    batched = torch.ones(2, 2, 3, 2, device=device).to_sparse_csc(dense_dim=1)
     return [*(parts(made) for made in (
-        sparse, csr, dense.to_sparse_csc(), dense.to_sparse(1), sparse.to_sparse_csr(), csr.to_sparse(),
-        torch.ones(4, 4, device=device).to_sparse_bsr((2, 2)), coo(device).double(), coo(device).clone(),
-        coo(device).t(), coo(device).detach())), csr.to_dense(), coo(device).to_dense(),
+        sparse, csr, dense.to_sparse_csc(), dense.to_sparse(1), sparse.to_sparse_csr(), csr.to_sparse(), blocks,
+        coo(device).double(), coo(device).clone(), coo(device).t(), coo(device).detach())),
+        *((made.sparse_dim(), made.dense_dim()) for made in (sparse, blocks, batched, dense.to_sparse(1))),
+        csr.to_dense(), coo(device).to_dense(),
         coo(device).cpu().to_dense().tolist()]
 
 
@@ -94,12 +97,15 @@ def arithmetic(device: str) -> Any:
     changed.mul_(3)
     dense = torch.ones(2, 3, device=device)
     dense.add_(sparse, alpha=-2)
+    hybrid = torch.stack([sparse.to_dense()] * 2, 2).unsqueeze(3).to_sparse(2)
     return [*(parts(made) for made in (
+        torch.sparse.sum(hybrid, [2, 3]), torch.sparse.sum(hybrid, [0, -1]),
         sparse * 2, unique / 2, sparse + unique, unique + unique, unique - unique, unique * unique, -unique,
         unique.abs(), unique.pow(2), unique.sqrt(), torch.sparse.sum(sparse, 1), changed,
         unique * torch.full((2, 3), 3.0, device=device),
         torch.sparse.softmax(unique, 1), dense.sparse_mask(unique))), dense, torch.ones(2, 3, device=device) + sparse,
-        torch.sparse.sum(sparse), torch.sparse.sum(sparse, [0, 1]), sparse.sum(), unique.norm()]
+        torch.sparse.sum(sparse), torch.sparse.sum(sparse, [0, 1]), sparse.sum(), unique.norm(),
+        torch.sparse.sum(hybrid, [-3, 0, 3])]
 
 
 def made_like(device: str) -> Any:
