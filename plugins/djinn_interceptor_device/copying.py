@@ -37,7 +37,8 @@ def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         if not tensor.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
                                "protocol at the moment.")
-        with torch.no_grad():
+        # Within a transform of `torch.func`, the copy is no more its own than the tensor.
+        with torch.no_grad(), torch._C._DisableFuncTorch():
             made: Any = tensor.detach().clone()
         if tensor.requires_grad:
             made.requires_grad_()
