@@ -13,9 +13,12 @@ from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running
 from djinn_conformance.harness import InProcessServer
 from djinn_conformance.laws import law_of
+from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.specs import law_named
 from djinn_conformance.subjects import Subject
+
+without_stacks()
 
 
 @pytest.fixture(scope="session")

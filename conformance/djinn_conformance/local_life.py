@@ -33,8 +33,9 @@ from djinn_conformance import fakes
 __all__ = ("ACTIONS", "LINES", "look", "report_on")
 
 _TIMEOUT_S = 120.0
-_SHARED = ("torch._dynamo", "torch.export", "torch.utils.data")
-"""Modules that the observed actions import in any case."""
+_SHARED = ("anyio.from_thread", "anyio.to_thread", "attrs", "msgspec", "pluggy", "sympy.tensor.tensor", "torch._dynamo",
+           "torch._functorch.aot_autograd", "torch.export._trace", "torch.utils.data")
+"""Modules that the observed actions, and djinn, import in any case."""
 _WATCHED = ("socket.connect", "socket.bind", "socket.listen", "subprocess.Popen", "os.fork", "os.posix_spawn",
             "os.system")
 

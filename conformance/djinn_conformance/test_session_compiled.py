@@ -22,13 +22,13 @@ _MODES = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "ena
 @law("session.compiled_recorded", effort=0.1 if is_thorough() else 0.06, shrinks=False)
 @given(drawn=drawn_modules(), mode=st.sampled_from(sorted(_MODES)))
 @example(drawn=Drawn(("counter", "attention", "dropout", "batch norm"), "view of the argument"), mode="no_grad")
+@example(drawn=Drawn(("attention", "attention"), "twice"), mode="training")
+@example(drawn=Drawn(("gelu", "greatest"), "apart"), mode="training")
 @example(drawn=Drawn(("linear", "graph break", "constant", "noise"), "parts"), mode="inference_mode")
 @example(drawn=Drawn(("running mean", "autocast"), "the argument written"), mode="no_grad")
 @example(drawn=Drawn(("linear", "attention", "dropout", "batch norm"), "parts"), mode="training")
 @example(drawn=Drawn(("graph break", "linear", "autocast", "noise"), "the last"), mode="training")
 @example(drawn=Drawn(("counter", "linear", "norm", "greatest"), "apart"), mode="training")
-@example(drawn=Drawn(("gelu", "greatest"), "apart"), mode="training")
-@example(drawn=Drawn(("attention", "attention"), "twice"), mode="training")
 def test_compiled_recorded(subject: Subject, session: Session, drawn: Drawn, mode: str) -> None:
     """Call a compiled module and the same one uncompiled, with arguments of several sizes."""
     where = f"{subject}: {drawn} under {mode}"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tokenize
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def code_lines(source: str) -> int:
     """Count the lines that hold code: no blank ones, no comments, no docstrings."""
     described: set[int] = set()

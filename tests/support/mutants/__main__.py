@@ -19,6 +19,7 @@ from djinn_conformance import laws as kit
 from djinn_conformance.compositions import Composition, running
 from djinn_conformance.harness import served
 from djinn_conformance.program_forms import table
+from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
 from hypothesis import Phase, given, settings
@@ -176,6 +177,7 @@ def _prepare() -> None:
 def main(names: Sequence[str]) -> None:
     """Try the mutants with these names, or all."""
     torch.set_num_threads(1)
+    without_stacks()
     table().programs["ci"] = _PROGRAMS  # type: ignore[index]  # declared as read-only
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     with Servers() as servers, ExitStack() as serving:

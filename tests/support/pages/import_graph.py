@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 __all__ = ("PAGE", "drawing", "imported", "kernel_imports", "layers_of", "page_with")
@@ -14,8 +15,13 @@ PAGE = ROOT / "docs" / "architecture.md"
 _BEGIN, _END = "<!-- import graph: begin -->\n", "<!-- import graph: end -->\n"
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, also where only types are checked; ``from a import b`` counts as a and a.b."""
+    return tuple(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
