@@ -6,6 +6,8 @@ text from outside. One step is one line, so a traceback's line number identifies
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,20 +20,39 @@ from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import BoundCall, Resolved
 from djinn_lib_torch.interpreter import interpret, last_uses
+from djinn_lib_torch.torchscript import GraphSegment, segments_of, unoptimized
 
+SEGMENTS_AFTER_RUNS = 32
+"""After so many runs, calls from Python have cost about as much as it takes to make graphs."""
+SMALL_STEP_NS = 200_000
+"""If steps take longer on average, calls from Python are less than a hundredth of it. It also bounds the time for which
+a segment delays a cancellation, and what values it keeps that it has read.
+"""
 _FIRST_STEP_LINE = 3
 _FILE = "<djinn program>"
 
 
 class Compiled:
-    """A program as one Python function."""
+    """A program as one Python function.
+
+    Args:
+        program: The program.
+        calls: Its bound templates.
+        relieve: See `djinn_lib_torch.interpreter.interpret`.
+        has_segments: Whether PyTorch's interpreter may run segments of it, if it runs often and its kernels are small.
+    """
 
     def __init__(
-        self, program: Program, calls: Sequence[BoundCall], relieve: Callable[[], bool] = lambda: False
+        self, program: Program, calls: Sequence[BoundCall], relieve: Callable[[], bool] = lambda: False, *,
+        has_segments: bool = False,
     ) -> None:
         self._program = program
         self._calls = calls
         self._relieve = relieve
+        self._segments: dict[int, GraphSegment] = {}
+        """By their first step."""
+        self._trials = SEGMENTS_AFTER_RUNS if has_segments else 0
+        self._shortest_ns = math.inf
         self.function = straight_line(program, calls)
 
     def run(
@@ -41,7 +62,7 @@ class Compiled:
         if any(type(value) is Poisoned for value in inputs):
             return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve, stop=stop)
         try:
-            return self.function(inputs, numbers, stop)
+            return self._tried(inputs, numbers, stop) if self._trials else self.function(inputs, numbers, stop)
         except Exception as error:
             # The interpreter continues after the failed step; it needs that step's position and the results so far.
             frames = frames_of(error.__traceback__)
@@ -53,6 +74,21 @@ class Compiled:
                      if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced}
             return self.resume(step, error, known, inputs, numbers, report, stop)
 
+    def _tried(self, inputs: list[Any], numbers: Sequence[Any], stop: Sequence[BaseException]) -> list[Any]:
+        """Run once, and measure whether segments would save anything."""
+        began_ns = time.perf_counter_ns()
+        outcome = self.function(inputs, numbers, stop)
+        self._shortest_ns = min(self._shortest_ns, time.perf_counter_ns() - began_ns)
+        self._trials -= 1
+        if not self._trials and self._shortest_ns < SMALL_STEP_NS * len(self._program.steps):
+            self._use(segments_of(self._program, self._calls))
+        return outcome
+
+    def _use(self, segments: Sequence[GraphSegment]) -> None:
+        self._segments = {segment.first: segment for segment in segments}
+        function = straight_line(self._program, self._calls, segments)
+        self.function = unoptimized(function) if segments else function
+
     def resume(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
         report: Report, stop: Sequence[BaseException],
@@ -60,6 +96,8 @@ class Compiled:
         """Continue after a step that raised, or that was cancelled, with the results that are known."""
         if isinstance(error, _StoppedError):
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known, stop=stop)
+        if step in self._segments:
+            return self._segment_again(step, known, inputs, numbers, report, stop)
         if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
             # The step had no effect except its failure.
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
@@ -71,6 +109,24 @@ class Compiled:
             known[index] = poison
         return interpret(self._program, self._calls, inputs, numbers, report, start=step + 1, results=known,
                          relieve=self._relieve, stop=stop)
+
+    def _segment_again(
+        self, step: int, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any], report: Report,
+        stop: Sequence[BaseException],
+    ) -> list[Any]:
+        """Run a segment that raised step by step, and all that follows. Nothing of it has had an effect."""
+        failed: list[int] = []
+
+        def noted(position: int, error: BaseException) -> Poisoned:
+            failed.append(position)
+            return report(position, error)
+
+        outcome = interpret(self._program, self._calls, inputs, numbers, noted, start=step, results=known,
+                            relieve=self._relieve, stop=stop)
+        if not failed:
+            # The graph is to blame, or there was no memory for a moment.
+            self._use(())
+        return outcome
 
 
 class _StoppedError(Exception):
@@ -91,8 +147,10 @@ def frames_of(traceback: TracebackType | None) -> list[tuple[int, dict[str, Any]
     return found
 
 
-def straight_line(program: Program, calls: Sequence[BoundCall]) -> Callable[..., list[Any]]:
-    """Compile a program to a function of its inputs, its numbers, and reasons to stop."""
+def straight_line(
+    program: Program, calls: Sequence[BoundCall], segments: Sequence[GraphSegment] = ()
+) -> Callable[..., list[Any]]:
+    """Compile a program, with some segments as they are, to a function of its inputs, numbers, and reasons to stop."""
     constants: dict[str, Any] = {"halt": _stop}
 
     def constant(value: Any, prefix: str) -> str:
@@ -107,26 +165,46 @@ def straight_line(program: Program, calls: Sequence[BoundCall]) -> Callable[...,
     names = [f"i{index}" for index in range(program.inputs)]
     lines = ["def run(inputs, n, stop=()):", f" [{', '.join(names)}] = inputs"]
     dead = last_uses(program)
+    begins, after = {segment.first: segment for segment in segments}, 0
     produced = taken = 0
     for position, step in enumerate(program.steps):
         call = calls[step.template]
-        operands = iter([f"r{o}" if o >= 0 else f"i{-1 - o}" for o in step.operands])
-        numbers = iter([f"n[{index}]" for index in range(taken, taken + call.numbers)])
-        taken += call.numbers
-        arguments = [_text(argument, operands, numbers, constant) for argument in call.arguments]
-        arguments += [f"{name}={_text(argument, operands, numbers, constant)}" for name, argument in call.keywords]
         results = [f"r{index}" for index in range(produced, produced + step.results)]
-        produced += step.results
+        if position in begins:
+            after = position + begins[position].steps
+            line = _segment_call(begins[position], constant)
+            gone = [index for each in range(position, after) for index in dead.get(each, ()) if index < produced]
+        elif position < after:
+            line, gone = "", []
+        else:
+            operands = iter([_value_name(operand) for operand in step.operands])
+            numbers = iter([f"n[{index}]" for index in range(taken, taken + call.numbers)])
+            arguments = [_text(argument, operands, numbers, constant) for argument in call.arguments]
+            arguments += [f"{name}={_text(argument, operands, numbers, constant)}" for name, argument in call.keywords]
+            line = f"{_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
+            gone = dead.get(position, [])
         # The list is almost always empty, and then this costs only one check.
-        line = f" stop and halt(); {_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
-        if position in dead:
-            line += "".join(f"; r{index} = None" for index in sorted(dead[position]))
-        lines.append(line)
+        parts = [" stop and halt()", line, *(f"r{index} = None" for index in sorted(gone))]
+        lines.append("; ".join(parts) if line else "")
+        taken += call.numbers
+        produced += step.results
     lines.append(f" return [{', '.join(f'r{index}' for index in program.keep)}]")
     namespace: dict[str, Any] = dict(constants)
     exec(compile("\n".join(lines), _FILE, "exec"), namespace)  # noqa: S102  # own words only, see the module docstring
     made: Callable[..., list[Any]] = namespace["run"]
     return made
+
+
+def _value_name(operand: int) -> str:
+    return f"r{operand}" if operand >= 0 else f"i{-1 - operand}"
+
+
+def _segment_call(segment: GraphSegment, constant: Callable[[Any, str], str]) -> str:
+    arguments = [_value_name(meaning) if kind == "operand" else f"n[{meaning}]" if kind == "number" else
+                 constant(meaning, "c") for kind, meaning in segment.parameters]
+    results = ", ".join(f"r{index}" for index in segment.results)
+    targets = results if len(segment.results) == 1 else f"[{results}]"
+    return f"{targets} = {constant(segment.function, 'f')}({', '.join(arguments)})"
 
 
 def _targets(call: BoundCall, results: list[str]) -> str:

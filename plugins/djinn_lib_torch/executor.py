@@ -69,7 +69,7 @@ class TorchExecutor:
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
         made = TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
-        made.keeps_overwritten = self._device.type == "cpu"
+        made.keeps_overwritten = made.has_segments = self._device.type == "cpu"
         return made
 
     def relieve(self) -> bool:
@@ -135,16 +135,19 @@ class TorchExecutor:
 class TorchProgram:
     """A program bound to PyTorch's operators.
 
-    It is interpreted the first time, and compiled to straight-line Python when it repeats.
+    It is interpreted the first time, and compiled to straight-line Python when it repeats. If it repeats often, and its
+    kernels are small, PyTorch's interpreter runs parts of it.
 
     Attributes:
         growth: Where values may grow into spare room.
         keeps_overwritten: Whether writes may run ahead and be undone. A loop's next write may be beyond the end of a
             tensor: a CPU kernel raises an error, but a GPU can compute nothing any more after that.
+        has_segments: Whether PyTorch's own interpreter may run segments of it.
     """
 
     growth = Growth()
     keeps_overwritten = False
+    has_segments = False
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
@@ -252,7 +255,8 @@ class TorchProgram:
             return interpret(self._program, self._calls, inputs, numbers, report, refused=refused,
                              relieve=self._relieve, stop=stop)
         if self._compiled is None:
-            self._compiled = Compiled(self._program, self._calls, self._relieve)
+            self._compiled = Compiled(
+                self._program, self._calls, self._relieve, has_segments=self.has_segments)
         return self._compiled.run(inputs, numbers, report, stop)
 
 
