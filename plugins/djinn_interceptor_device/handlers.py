@@ -13,7 +13,7 @@ from djinn.record import devices
 from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import divisions, histograms, remote_norms, zeros
+from djinn_interceptor_device import divisions, histograms, index_pointers, remote_norms, zeros
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
@@ -239,6 +239,8 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._neg_view.default: negate,
     aten.view_as_real.default: view_as_real,
     aten.histc.default: histograms.histc,
+    aten._convert_indices_from_coo_to_csr.default: index_pointers.from_indices,
+    aten._convert_indices_from_csr_to_coo.default: index_pointers.to_indices,
     aten._pack_padded_sequence.default: pack_padded,
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,

@@ -127,7 +127,7 @@ _FACTS: dict[str, Callable[..., Any]] = {
     "init": _init,
     "_lazy_init": lambda: None,
     "_exchange_device": _exchange_device,
-    "_maybe_exchange_device": _exchange_device,
+    "_maybe_exchange_device": lambda index: _exchange_device(index),  # noqa: PLW0108  # dynamo tells the two apart
     "_is_in_bad_fork": lambda: False,
     "is_current_stream_capturing": lambda: False,
     "can_device_access_peer": lambda *_: False,

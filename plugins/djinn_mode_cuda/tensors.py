@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # missing from its __all__
 from torch.utils import _device
 
 from djinn.record import devices
@@ -31,6 +32,8 @@ def replace(patches: Patches) -> None:
     for name in _FUNCTIONS:
         _replace_function(patches, name)
     patches.set(torch.Tensor, "to", _to(torch.Tensor.to))
+    uninitialized = UninitializedTensorMixin
+    patches.set(uninitialized, "_allowed_methods", [*uninitialized._allowed_methods, torch.Tensor.to])
     patches.set(torch.Tensor, "new_tensor", translated(torch.Tensor.new_tensor))
     patches.set(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
     patches.set(torch.Tensor, "is_pinned", _pin_memory(torch.Tensor.is_pinned))

@@ -55,6 +55,7 @@ PLACES = {name: code for name, _, code in (line.strip().partition(": ") for line
     module, to: torch.nn.BatchNorm1d(2).to("cuda").weight.detach()
     module, cuda: torch.nn.BatchNorm1d(2).cuda().weight.detach()
     module, to_empty: torch.nn.BatchNorm1d(2, device="meta").to_empty(device="cuda").weight.detach().fill_(1)
+    lazy module: torch.nn.LazyConv1d(2, 1).to("cuda")(torch.zeros(1, 1, 1, device="cuda")).detach().flatten() * 0 + 1
     generator: torch.randn(2, device="cuda", generator=torch.Generator("cuda").manual_seed(3)) * 0 + 1
     storage: torch.tensor([], device="cpu").set_(torch.ones(2).untyped_storage()).cuda()
     """.strip().splitlines())}
@@ -251,6 +252,12 @@ def test_the_compiler_of_cuda_programs_is_not_there() -> None:
     assert model(torch.ones(1, 2, device="cuda")).tolist() == [[pytest.approx(model.weight.sum().item())]]
     assert twice(torch.ones(2, device="cuda")).tolist() == [2.0, 2.0]
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).tolist() == [2.0]
+
+
+def test_dynamo_finds_one_handler_for_each_function() -> None:
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    assert TorchInGraphFunctionVariable._get_handlers.__wrapped__()
 
 
 def test_legacy_types_know_their_tensors() -> None:

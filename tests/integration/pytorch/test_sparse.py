@@ -33,6 +33,20 @@ def unchecked() -> Iterator[None]:
         torch.sparse.check_sparse_tensor_invariants.enable()
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_as_indices_become_pointers_and_indices_again(dtype: torch.dtype) -> None:
+    def converted(device: Any) -> list[torch.Tensor]:
+        rows = torch.tensor([0, 0, 1, 3, 3, 3], dtype=dtype, device=device)
+        columns, is_short = rows.flip(0), dtype is torch.int32
+        pointers = torch._convert_indices_from_coo_to_csr(rows, 5, out_int32=is_short)
+        return [pointers, torch._convert_indices_from_coo_to_csr(rows[:0], 2), *(
+            torch._convert_indices_from_csr_to_coo(pointers, columns, out_int32=is_short, transpose=transpose)
+            for transpose in (False, True))]
+
+    for there, here in zip(converted(DEVICE), converted("cpu"), strict=True):
+        assert (there.dtype, there.tolist()) == (here.dtype, here.tolist())
+
+
 def parts(sparse: torch.Tensor) -> Any:
     """All that a user can see of a sparse tensor."""
     shared = (tuple(sparse.shape), str(sparse.layout), sparse.dtype, sparse._nnz(), sparse.requires_grad, sparse.dim())
