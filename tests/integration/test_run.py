@@ -179,7 +179,7 @@ PROCESSES = """
         process.start()
         print(queue.get())
         process.join()
-        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=2, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(Squares(), 4, num_workers=1, multiprocessing_context=method)
         device = torch.accelerator.current_accelerator()
         print(process.exitcode, [batch.to(device).sum().item() for batch in loader])
 """
