@@ -273,7 +273,8 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
     os.environ.update(environment)
     os.chdir(folder)
     folders = list(filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)))
-    _forget_shadowed(folders)
+    # What was imported came from the others.
+    _forget_shadowed([folder for folder in folders if folder not in sys.path])
     sys.path[:0] = ["", *folders]
     sys.argv = ["-c", *arguments]
     try:
@@ -287,7 +288,7 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
 def _forget_shadowed(folders: Sequence[str]) -> None:
     """Forget packages imported before the fork if these folders have another of the same name, which then counts."""
     shadowed = set()
-    for name, module in sys.modules.items():
+    for name, module in sys.modules.items() if folders else ():
         origin = getattr(getattr(module, "__spec__", None), "origin", None)
         # Python has imported much of its own library before it looks at any folder.
         if origin is not None and "." not in name and name not in sys.stdlib_module_names:
