@@ -20,7 +20,7 @@ from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import BoundCall, Resolved
 from djinn_lib_torch.interpreter import interpret, last_uses
-from djinn_lib_torch.torchscript import GraphSegment, segments_of, unoptimized
+from djinn_lib_torch.torchscript import GraphBudget, GraphSegment, segments_of, unoptimized
 
 SEGMENTS_AFTER_RUNS = 32
 """After so many runs, calls from Python have cost about as much as it takes to make graphs."""
@@ -39,19 +39,21 @@ class Compiled:
         program: The program.
         calls: Its bound templates.
         relieve: See `djinn_lib_torch.interpreter.interpret`.
-        has_segments: Whether PyTorch's interpreter may run segments of it, if it runs often and its kernels are small.
+        graphs: Room for graphs, if PyTorch's interpreter may run segments of programs that run often and have small
+            kernels.
     """
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], relieve: Callable[[], bool] = lambda: False, *,
-        has_segments: bool = False,
+        graphs: GraphBudget | None = None,
     ) -> None:
         self._program = program
         self._calls = calls
         self._relieve = relieve
         self._segments: dict[int, GraphSegment] = {}
         """By their first step."""
-        self._trials = SEGMENTS_AFTER_RUNS if has_segments else 0
+        self._graphs = graphs
+        self._trials = 0 if graphs is None else SEGMENTS_AFTER_RUNS
         self._shortest_ns = math.inf
         self.function = straight_line(program, calls)
 
@@ -80,7 +82,9 @@ class Compiled:
         outcome = self.function(inputs, numbers, stop)
         self._shortest_ns = min(self._shortest_ns, time.perf_counter_ns() - began_ns)
         self._trials -= 1
-        if not self._trials and self._shortest_ns < SMALL_STEP_NS * len(self._program.steps):
+        steps = len(self._program.steps)
+        if (not self._trials and self._shortest_ns < SMALL_STEP_NS * steps and self._graphs is not None
+                and self._graphs.take(self, steps)):
             self._use(segments_of(self._program, self._calls))
         return outcome
 

@@ -30,6 +30,7 @@ from djinn_lib_torch.effects import effects_of
 from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
+from djinn_lib_torch.torchscript import GraphBudget
 from djinn_lib_torch.undo import Overwritten, WriteJournal, noting
 
 __all__ = ("TorchExecutor", "TorchProgram", "no_such_device", "probabilities_of")
@@ -56,6 +57,7 @@ class TorchExecutor:
         stored_operators()
         named_operators()
         self._lock = threading.RLock()
+        self._graphs = GraphBudget()
         self.relief: Callable[[], bool] | None = None
 
     def compile(self, program: Program) -> TorchProgram:
@@ -69,7 +71,8 @@ class TorchExecutor:
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
         made = TorchProgram(program, bind(program, self._device, checks), self._lock, self.relieve)
-        made.keeps_overwritten = made.has_segments = self._device.type == "cpu"
+        made.keeps_overwritten = self._device.type == "cpu"
+        made.graphs = self._graphs if made.keeps_overwritten else None
         return made
 
     def relieve(self) -> bool:
@@ -142,12 +145,12 @@ class TorchProgram:
         growth: Where values may grow into spare room.
         keeps_overwritten: Whether writes may run ahead and be undone. A loop's next write may be beyond the end of a
             tensor: a CPU kernel raises an error, but a GPU can compute nothing any more after that.
-        has_segments: Whether PyTorch's own interpreter may run segments of it.
+        graphs: Room for graphs, if PyTorch's own interpreter may run segments of it.
     """
 
     growth = Growth()
     keeps_overwritten = False
-    has_segments = False
+    graphs: GraphBudget | None = None
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock,
@@ -256,7 +259,7 @@ class TorchProgram:
                              relieve=self._relieve, stop=stop)
         if self._compiled is None:
             self._compiled = Compiled(
-                self._program, self._calls, self._relieve, has_segments=self.has_segments)
+                self._program, self._calls, self._relieve, graphs=self.graphs)
         return self._compiled.run(inputs, numbers, report, stop)
 
 

@@ -10,6 +10,7 @@ PyTorch deprecates TorchScript as a language, and may remove its interpreter. Pr
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
@@ -21,13 +22,15 @@ from djinn.ir.program import ListArgument, NumberArgument, Program, TensorArgume
 from djinn.ir.schema import ReturnKind
 from djinn_lib_torch.calls import BoundCall
 
-__all__ = ("GraphSegment", "segments_of", "unoptimized")
+__all__ = ("GraphBudget", "GraphSegment", "segments_of", "unoptimized")
 
 LEAST_STEPS = 3
 """A shorter segment costs more than its steps."""
 MOST_STEPS = 64
 """Between two segments a run can be cancelled, and values are freed that the first one read."""
 
+MOST_GRAPH_STEPS = 65_536
+"""Most steps in graphs of one executor, at some 5 KiB each. Programs beyond it stay as they are."""
 _TENSOR = torch._C.TensorType.get()
 _LIST = torch._C.ListType(_TENSOR)
 _TENSORS = frozenset(("Tensor", "Optional[Tensor]"))
@@ -56,6 +59,28 @@ class GraphSegment:
     function: Callable[..., Any]
     parameters: tuple[tuple[ParameterKind, Any], ...]
     results: tuple[int, ...]
+
+
+class GraphBudget:
+    """Counts the steps in an executor's graphs, so that they do not fill the memory.
+
+    Args:
+        most_steps: Most of them.
+    """
+
+    def __init__(self, most_steps: int = MOST_GRAPH_STEPS) -> None:
+        self._left = most_steps
+
+    def take(self, program: object, steps: int) -> bool:
+        """Take room for a program's steps until it is freed; return whether there was room."""
+        if steps > self._left:
+            return False
+        self._left -= steps
+        weakref.finalize(program, self._give_back, steps).atexit = False
+        return True
+
+    def _give_back(self, steps: int) -> None:
+        self._left += steps
 
 
 def unoptimized(function: Callable[..., Any]) -> Callable[..., Any]:

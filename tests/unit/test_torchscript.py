@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -54,7 +55,7 @@ class PlainExecutor(CpuExecutor):
 
     def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         made = super().compile_checked(program, checks)
-        made.has_segments = False
+        made.graphs = None
         return made
 
 
@@ -189,6 +190,21 @@ def test_large_kernels_are_called_from_python(used: Used, monkeypatch: pytest.Mo
     monkeypatch.setattr(codegen, "SMALL_STEP_NS", 0)
     runs(*pair(weights(), *LAYER))
     assert not used.steps
+
+
+def test_graphs_of_an_executor_are_bounded(used: Used) -> None:
+    executor = CpuExecutor()
+    executor._graphs = torchscript.GraphBudget(2 * len(LAYER))
+    sessions = [session(executor, weights(), *LAYER, call("aten::neg", Ref(number))) for number in range(3)]
+    for each in sessions[:2]:
+        for _ in range(4):
+            each.run()
+    assert used.steps.total() == len(LAYER) + 1, "the second one finds no room"
+    del sessions[0], each
+    gc.collect()
+    for _ in range(4):
+        sessions[1].run()
+    assert used.steps.total() == 2 * (len(LAYER) + 1)
 
 
 def test_a_release_without_the_interpreter(used: Used, monkeypatch: pytest.MonkeyPatch) -> None:
