@@ -6,6 +6,8 @@ import os
 from contextlib import ExitStack
 from typing import Any, Self
 
+import torch
+
 __all__ = ("Patches",)
 
 _MISSING = object()
@@ -31,6 +33,13 @@ class Patches:
         else:
             self._undo.callback(setattr, owner, name, before)
         setattr(owner, name, value)
+
+    def set_function(self, name: str, value: Any) -> None:
+        """Replace a function of ``torch``; TorchScript takes the new one for the same function."""
+        original, table = getattr(torch, name), torch.jit._builtins._get_builtin_table()
+        self.set(torch, name, value)
+        if id(original) in table:
+            self.add(table, id(value), table[id(original)])
 
     def add(self, table: dict[Any, Any], key: Any, value: Any) -> None:
         """Add an entry to a dictionary unless it has one of that key."""

@@ -19,9 +19,9 @@ _BY_TYPE = "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_auto
 def replace(patches: Patches) -> None:
     """Replace the functions until the patches are closed."""
     for name in _BY_TYPE:
-        patches.set(torch, name, _by_type(getattr(torch, name)))
-    patches.set(torch, "get_autocast_gpu_dtype", functools.partial(torch.get_autocast_dtype, "cuda"))
-    patches.set(torch, "set_autocast_gpu_dtype", functools.partial(torch.set_autocast_dtype, "cuda"))
+        patches.set_function(name, _by_type(getattr(torch, name)))
+    patches.set_function("get_autocast_gpu_dtype", functools.partial(torch.get_autocast_dtype, "cuda"))
+    patches.set_function("set_autocast_gpu_dtype", functools.partial(torch.set_autocast_dtype, "cuda"))
     autocast = torch.amp.autocast_mode.autocast
     patches.set(autocast, "__init__", _init(autocast.__init__))
 

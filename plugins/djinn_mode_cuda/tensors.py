@@ -26,11 +26,9 @@ _PRIORITY = 5
 
 def replace(patches: Patches) -> None:
     """Replace them until the patches are closed."""
-    # Caches, which must contain the original functions.
-    _device._device_constructors()
-    torch.jit._builtins._get_builtin_table()
+    _device._device_constructors()  # a cache, which must contain the original functions
     for name in _FUNCTIONS:
-        _replace_function(patches, name)
+        patches.set_function(name, translated(getattr(torch, name)))
     patches.set(torch.Tensor, "to", _to(torch.Tensor.to))
     uninitialized = UninitializedTensorMixin
     patches.set(uninitialized, "_allowed_methods", [*uninitialized._allowed_methods, torch.Tensor.to])
@@ -46,15 +44,6 @@ def replace(patches: Patches) -> None:
     registry = torch.serialization._package_registry
     torch.serialization.register_package(_PRIORITY, _tag, _load)
     patches.on_close(registry.remove, (_PRIORITY, _tag, _load))
-
-
-def _replace_function(patches: Patches, name: str) -> None:
-    original = getattr(torch, name)
-    made = translated(original)
-    patches.set(torch, name, made)
-    table = torch.jit._builtins._get_builtin_table()
-    if id(original) in table:
-        patches.add(table, id(made), table[id(original)])
 
 
 def _to(original: Any) -> Any:

@@ -284,12 +284,12 @@ def test_pinned_memory_is_for_this_device() -> None:
     assert pinned.to("cuda", non_blocking=True).tolist() == [1.0, 1.0]
 
 
-def test_torchscript_compiles_functions_that_make_tensors() -> None:
+def test_torchscript_compiles_functions_that_make_tensors_or_ask_for_autocast() -> None:
     assert torch.jit.script(_made_in_torchscript)(torch.ones(2, device="cuda")).tolist() == [3.0, 3.0]
 
 
 def _made_in_torchscript(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.tensor(2.0)
+    return x if torch.is_autocast_enabled() else x + torch.tensor(2.0)
 
 
 def test_what_needs_nvidias_own_code_is_not_there() -> None:
