@@ -21,7 +21,7 @@ MUTANTS = (
            within="split.Tensor unbind.int"),
     # The compiled program, from the second run on.
     mutant("result-dropped-too-early", "session.optimizers_equal", "djinn_lib_torch.codegen:straight_line",
-           "if position in dead:", "if position + 1 in dead:", "sorted(dead[position])", "sorted(dead[position + 1])",
+           "gone = dead.get(position, [])", "gone = dead.get(position + 1, [])",
            within="optimizers/Adam/scheduled/*"),
     mutant("numbers-of-the-wrong-step", "session.programs_replay", "djinn_lib_torch.codegen:straight_line",
            "taken += call.numbers", "taken += 0", within="mul.Scalar add.Scalar select.int"),
