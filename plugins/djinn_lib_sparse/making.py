@@ -92,15 +92,20 @@ def _new(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return torch.zeros(size, **options)
 
 
-def _empty_blocks(sparse: torch.Tensor, kwargs: dict[str, Any]) -> LazySparse:
-    """Make a tensor without blocks, which `torch.zeros` refuses to do: it is not given the size of a block."""
+def _emptied(sparse: torch.Tensor, kwargs: dict[str, Any]) -> LazySparse:
+    """Make a tensor without elements like a compressed one: blocks and dense dimensions are as there.
+
+    Raises:
+        RuntimeError: Eager makes none of this layout.
+    """
     compressed, plain, values = sparse._parts if isinstance(sparse, LazySparse) else components_of(sparse)
     batch = plain.shape[:-1]
     made = torch.sparse_compressed_tensor(
         torch.zeros(compressed.shape, dtype=compressed.dtype), torch.zeros((*batch, 0), dtype=plain.dtype),
         torch.zeros((*batch, 0, *values.shape[plain.dim():]), dtype=kwargs.get("dtype") or sparse.dtype),
         size=sparse.shape, layout=sparse.layout)
-    return uploaded(made, kwargs.get("device"))
+    layout = kwargs.get("layout") or sparse.layout
+    return uploaded(made if layout is sparse.layout else torch.zeros_like(made, layout=layout), kwargs.get("device"))
 
 
 def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,8 +118,12 @@ def _like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return operator(dense, *args[1:], **rest)
     if kwargs.get("memory_format") is not None:
         raise RuntimeError("memory format option is only supported by strided tensors")
-    if operator is aten.zeros_like.default and layout is sparse.layout and layout in _BLOCKED:
-        return _empty_blocks(sparse, kwargs)
+    if operator is aten.zeros_like.default and sparse.layout is not torch.sparse_coo:
+        return _emptied(sparse, kwargs)
+    if operator in (aten.empty_like.default, aten.zeros_like.default) and layout is sparse.layout is torch.sparse_coo:
+        return _empty_of_dimensions(
+            aten._sparse_coo_tensor_with_dims.default, (sparse.sparse_dim(), sparse.dense_dim(), sparse.shape),
+            {"dtype": kwargs.get("dtype") or sparse.dtype, "device": kwargs.get("device") or sparse.device})
     is_empty = layout is torch.sparse_coo or operator is aten.zeros_like.default
     if layout is not sparse.layout or is_empty or not isinstance(sparse, LazySparse):
         if operator not in (aten.empty_like.default, aten.zeros_like.default):

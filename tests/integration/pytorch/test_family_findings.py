@@ -98,6 +98,20 @@ def test_pixels_of_nothing_are_shuffled_as_in_eager(size: tuple[int, ...]) -> No
         assert (got.size(), got.stride()) == (wanted.size(), wanted.stride())
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_a_convolution_without_channels_has_the_gradients_of_eager() -> None:
+    def gradients(device: torch.device) -> list[torch.Tensor]:
+        layer = torch.nn.Conv1d(0, 8, 2, stride=2).to(device)
+        layer.bias.data.fill_(1)
+        x = torch.ones(2, 0, 15, device=device, requires_grad=True)
+        made = layer(x)
+        made.sum().backward()
+        return [item.cpu() for item in (made.detach(), x.grad, layer.weight.grad, layer.bias.grad)]
+
+    for wanted, got in zip(gradients(CPU), gradients(REMOTE), strict=True):
+        assert torch.equal(wanted, got)
+
+
 def test_a_view_beyond_its_tensor_is_judged_by_its_own_storage() -> None:
     roomy = torch.arange(9.0, device=REMOTE).resize_(1)
     assert roomy.as_strided((3,), (1,), 0).tolist() == [0.0, 1.0, 2.0]

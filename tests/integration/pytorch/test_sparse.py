@@ -129,12 +129,20 @@ def made_like(device: str) -> Any:
     unsized = [torch.sparse_compressed_tensor(pointers, places, torch.ones(size, device=device), layout=layout)
                for layout, size in ((torch.sparse_csr, 3), (torch.sparse_csc, (3, 2)), (torch.sparse_bsr, (3, 2, 1)),
                                     (torch.sparse_bsc, (3, 2, 1)))]
+    blocks = torch.ones(4, 4, device=device).to_sparse_bsc((2, 2))
+    hybrid, rows = (torch.ones(2, 4, 2, device=device).to_sparse(1),
+                    torch.ones(2, 4, 2, device=device).to_sparse_csr(dense_dim=1))
     torch.manual_seed(0)
-    like = [torch.empty_like(csr)._nnz(), torch.zeros_like(sparse, layout=torch.strided),
+    like = [*((made.sparse_dim(), made.dense_dim(), tuple(made.shape)) for made in (
+                torch.zeros_like(hybrid), torch.empty_like(hybrid), torch.zeros_like(rows),
+                torch.zeros_like(rows, layout=torch.sparse_csc), torch.zeros_like(rows, layout=torch.sparse_coo),
+                torch.zeros_like(blocks, layout=torch.sparse_bsr))),
+            outcome(lambda: torch.zeros_like(blocks, layout=torch.sparse_csc)),
+            torch.empty_like(csr)._nnz(), torch.zeros_like(sparse, layout=torch.strided),
             torch.empty_like(sparse, layout=torch.strided).shape]
     return [*(parts(made) for made in (
         *unsized, torch.sparse_coo_tensor((2, 3), device=device), sparse.new_zeros((3, 3)), sparse.new_empty((2, 2)),
-        torch.zeros_like(csr), torch.zeros_like(sparse),
+        torch.zeros_like(csr), torch.zeros_like(sparse), torch.zeros_like(hybrid), torch.zeros_like(rows),
         torch.zeros_like(torch.ones(4, 4, device=device).to_sparse_bsr((2, 2))),
         torch.zeros_like(torch.ones(2, 4, 6, device=device).to_sparse_bsc((2, 3)), dtype=torch.float64),
         torch.zeros(3, 3, layout=torch.sparse_csr, device=device), torch.ones_like(csr), torch.full_like(csr, 2.5),
