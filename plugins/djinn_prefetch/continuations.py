@@ -180,8 +180,8 @@ class Continuations:
         self._ahead: list[ForeseenValue] = []
         self._place: Place | None = None
         """Where the program waited at last."""
-        self._answer: Any = None
-        """What it was given then."""
+        self._answer: int | None = None
+        """The number that it was given then. A tensor is not kept: the program may hang a graph on it."""
         self._visited: set[Place] = set()
         self._tail = Tail()
         self._since: list[Node] | None = None
@@ -254,7 +254,7 @@ class Continuations:
             taken: How many nodes were taken off the tape so far.
             is_exact: Whether nothing was recorded, while it was sent, that may have changed them since.
         """
-        self._since, self._taken, self._answer = [], taken, answer
+        self._since, self._taken, self._answer = [], taken, answer if type(answer) is int else None
         for one, value in zip(expected, values, strict=True):
             one.value, one.operations = value, one.operations.after(answer)
             self.fetched += 1
