@@ -10,7 +10,6 @@ import pytest
 from djinn_conformance.laws import active_profile
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
-from djinn_conformance.workers import Pool
 from hypothesis import settings
 from support.processes import warm
 
@@ -23,7 +22,6 @@ if os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile("chosen")
 
 Servers.start_process = staticmethod(warm.start_server)
-Pool.start_process = staticmethod(warm.start_judging)
 without_stacks()
 
 

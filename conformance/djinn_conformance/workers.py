@@ -1,7 +1,7 @@
 """Processes that judge units of PyTorch's operator database, because a kernel may end or block a process.
 
-``main(SETTINGS)`` runs in such a process: it starts the session that ``SETTINGS`` (JSON) describes, reads one unit per
-line from standard input, and writes one verdict per line to standard output.
+``python -m djinn_conformance.workers SETTINGS`` is such a process: it starts the session that ``SETTINGS`` (JSON)
+describes, reads one unit per line from standard input, and writes one verdict per line to standard output.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import IO, Any, Protocol
+from typing import Any
 
 import attrs
 import cattrs
@@ -24,13 +24,12 @@ import torch
 from djinn.errors import TransportError
 from djinn_conformance.database import Difference, Unit, Verdict, judge
 
-__all__ = ("THREADS", "JudgingProcess", "Pool", "Task")
+__all__ = ("THREADS", "Pool", "Task")
 
 THREADS = 1
 """Threads of each process for operations on the CPU."""
 LONGEST_UNIT_S = 240.0
 """How long a unit may take before its process counts as hung."""
-_PROGRAM = "import sys; from djinn_conformance.workers import main; main(sys.argv[1])"
 
 
 @attrs.frozen
@@ -46,42 +45,12 @@ class Task:
         return index == 0 or index % self.every == self.first % self.every
 
 
-class JudgingProcess(Protocol):
-    """What a pool needs of a process; `subprocess.Popen` has it."""
-
-    @property
-    def stdin(self) -> IO[str] | None:
-        """Where its standard input is written."""
-
-    @property
-    def stdout(self) -> IO[str] | None:
-        """Where its standard output is read."""
-
-    def wait(self) -> int:
-        """Wait until it ends, and return the exit status."""
-
-    def kill(self) -> None:
-        """End it by force."""
-
-
-def _start_interpreter(program: str, arguments: list[str], environment: dict[str, str]) -> JudgingProcess:
-    return subprocess.Popen(  # noqa: S603  # this interpreter and this module
-        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, text=True, env=environment)
-
-
 class Pool:
     """Processes that work through tasks in the order of submission.
-
-    Attributes:
-        start_process: Starts ``python -c program arguments``. This project's own tests fork processes from one that has
-            loaded the database, which saves 4 s of processor time each.
 
     Concurrency:
         Any thread may call `submit`; a separate thread manages each process.
     """
-
-    start_process = staticmethod(_start_interpreter)
 
     def __init__(self, settings: dict[str, Any], processes: int) -> None:
         self._settings = settings
@@ -111,7 +80,7 @@ class Pool:
             thread.join()
 
     def _work(self) -> None:
-        process = _Process(self._settings, self.start_process)
+        process = _Process(self._settings)
         try:
             while (received := self._tasks.get()) is not None:
                 task, future = received
@@ -126,12 +95,9 @@ class Pool:
 class _Process:
     """One process, started when there is a task, and again after it has ended."""
 
-    def __init__(
-        self, settings: dict[str, Any], start: Callable[[str, list[str], dict[str, str]], JudgingProcess]
-    ) -> None:
-        self._settings = json.dumps(settings)
-        self._start_process = start
-        self._running: JudgingProcess | None = None
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._command = [sys.executable, "-m", "djinn_conformance.workers", json.dumps(settings)]
+        self._running: subprocess.Popen[str] | None = None
 
     def judge(self, task: Task) -> Verdict:
         running = self._running or self._start()
@@ -166,19 +132,19 @@ class _Process:
         running, self._running = self._running, None
         if running is None:
             return
-        assert running.stdin is not None
-        assert running.stdout is not None
         # Data written to an ended process cannot be flushed.
         with contextlib.suppress(BrokenPipeError):
-            running.stdin.close()
-        with running.stdout:
-            running.stdout.read()
-        running.wait()
+            running.communicate()
+        for pipe in (running.stdin, running.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
-    def _start(self) -> JudgingProcess:
+    def _start(self) -> subprocess.Popen[str]:
         path = os.pathsep.join(dict.fromkeys(filter(None, sys.path)))
-        self._running = self._start_process(_PROGRAM, [self._settings], {
-            **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(THREADS)})
+        self._running = subprocess.Popen(  # noqa: S603  # this interpreter and this module
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(THREADS)})
         return self._running
 
 
@@ -218,9 +184,8 @@ def _is_alive(device: torch.device) -> bool:
         return False
 
 
-def main(settings: str) -> None:
-    """Judge what standard input asks for."""
+if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    for verdict in serve(sys.stdin, json.loads(settings)):
+    for verdict in serve(sys.stdin, json.loads(sys.argv[1])):
         answers.write(verdict + "\n")

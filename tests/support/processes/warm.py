@@ -2,8 +2,7 @@
 
 The import takes seconds of a processor, a fork takes milliseconds. djinn and its plugins are imported after the fork,
 as in any other process; that an interpreter of its own does it too is what the tests of the command line see. Servers
-are forked from a second one, which has imported these as well: that is half of what it takes to start them. A third one
-has PyTorch's database of operator samples.
+are forked from a second one, which has imported these as well: that is half of what it takes to start them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 __all__ = (
-    "WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share",
-    "start_judging", "start_server")
+    "WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share", "start_server")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -36,7 +34,6 @@ _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 _FORKS = multiprocessing.get_context("forkserver")
 _WITHOUT_DJINN: Any = forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way to have two
 _WITH_DJINN = forkserver.ForkServer()
-_WITH_SAMPLES = forkserver.ForkServer()
 # What djinn imports of others is the same for everybody, too.
 _PRELOADED = [
     "torch._dynamo", "anyio._backends._asyncio", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread",
@@ -45,13 +42,10 @@ _PRELOADED = [
     "typer._adapters", "typer.main", "xml.sax.saxutils"]
 _WITHOUT_DJINN.set_forkserver_preload(_PRELOADED)
 _WITH_DJINN.set_forkserver_preload([*_PRELOADED, "support.processes.loaded"])
-_WITH_SAMPLES.set_forkserver_preload(["djinn_conformance.workers", "support.processes.samples"])
 
 
 class _LoadedPopen(popen_forkserver.Popen):
     """A fork of the interpreter that has djinn; the class that it is derived from knows only one forkserver."""
-
-    forks_from = _WITH_DJINN
 
     def _launch(self, process_obj: Any) -> None:
         data = io.BytesIO()
@@ -61,7 +55,7 @@ class _LoadedPopen(popen_forkserver.Popen):
             reduction.dump(process_obj, data)
         finally:
             set_spawning_popen(None)
-        self.sentinel, writer = self.forks_from.connect_to_new_process(self._fds)
+        self.sentinel, writer = _WITH_DJINN.connect_to_new_process(self._fds)
         # The fork ends this process's silence by itself as long as this end is open.
         self.finalizer = util.Finalize(self, util.close_fds, (os.dup(writer), self.sentinel))
         with os.fdopen(writer, "wb") as pipe:
@@ -75,16 +69,6 @@ class _LoadedProcess(_FORKS.Process):  # type: ignore[name-defined]  # an attrib
         return _LoadedPopen(process_obj)
 
 
-class _SampledPopen(_LoadedPopen):
-    forks_from = _WITH_SAMPLES
-
-
-class _SampledProcess(_FORKS.Process):  # type: ignore[name-defined]  # an attribute that is a class
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        return _SampledPopen(process_obj)
-
-
 class WarmPython:
     """``python -c program arguments``; as much of `subprocess.Popen` as tests need.
 
@@ -95,33 +79,26 @@ class WarmPython:
         log: Where it writes its errors.
         folder: Where it works; here, if ``None``.
         prints: Whether what it prints is read from ``stdout``; it goes to the log otherwise.
-        reads: Whether it reads what is written to ``stdin``; otherwise there is nothing to read.
         has_djinn: Whether djinn and its plugins have been imported before it begins, unless the environment chooses
             plugins.
-        has_samples: Whether that is so of PyTorch's database of samples, too.
 
     Attributes:
         stdout: What it prints.
-        stdin: What it reads, if it does.
     """
 
     def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
-                 folder: Path | None = None, prints: bool = True, reads: bool = False, has_djinn: bool = False,
-                 has_samples: bool = False) -> None:
+                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False) -> None:
         log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
-        typed, keyboard = _FORKS.Pipe(duplex=False)
         # Which device `import djinn` makes is chosen by these.
         is_special = any(environment.get(name) for name in ("DJINN_PLUGINS", "DJINN_RUN_AS"))
-        loaded = _SampledProcess if has_samples else _LoadedProcess
-        kind = loaded if has_djinn and not is_special else _FORKS.Process
+        kind = _LoadedProcess if has_djinn and not is_special else _FORKS.Process
         self._process = kind(target=_become, daemon=True, args=(
             program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
-            str(folder or Path.cwd()), typed if reads else None))
-        with reader, writer, typed, keyboard:
+            str(folder or Path.cwd())))
+        with reader, writer:
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
-            self.stdin = os.fdopen(os.dup(keyboard.fileno()), "w", encoding="utf-8") if reads else None
 
     def __enter__(self) -> Self:
         return self
@@ -130,9 +107,6 @@ class WarmPython:
         self.kill()
         self._process.join()
         self.stdout.close()
-        if self.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.stdin.close()
 
     @property
     def pid(self) -> int:
@@ -175,22 +149,16 @@ def start_server(program: str, arguments: list[str], environment: dict[str, str]
     return WarmPython(program, arguments, environment=environment, log=log, has_djinn=True)
 
 
-def start_judging(program: str, arguments: list[str], environment: dict[str, str]) -> WarmPython:
-    """Start a process of the conformance kit that runs samples: see `djinn_conformance.workers.Pool`."""
-    return WarmPython(program, arguments, environment=environment, log=Path(os.devnull), reads=True, has_djinn=True,
-                      has_samples=True)
-
-
 def share() -> None:
     """Start the interpreters that are forked, so that all forks of this process have them in common."""
-    for server in (_WITHOUT_DJINN, _WITH_DJINN, _WITH_SAMPLES):
+    for server in (_WITHOUT_DJINN, _WITH_DJINN):
         server.ensure_running()
     os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _forget_parent() -> None:
     # Only their parent can ask whether they run.
-    for server in (_WITHOUT_DJINN, _WITH_DJINN, _WITH_SAMPLES):
+    for server in (_WITHOUT_DJINN, _WITH_DJINN):
         server.ensure_running = lambda: None
 
 
@@ -259,16 +227,12 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
 
 
 def _become(program: str, arguments: list[str], environment: dict[str, str], stdout: Connection | None,
-            log: str, folder: str, stdin: Connection | None = None) -> None:
+            log: str, folder: str) -> None:
     # The collector need not look through what was imported before the fork, nor copy it by looking.
     gc.freeze()
     with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
         os.dup2((stdout or errors).fileno(), 1)
         os.dup2(errors.fileno(), 2)
-    if stdin is not None:
-        with stdin:
-            os.dup2(stdin.fileno(), 0)
-        sys.stdin = os.fdopen(0, encoding="utf-8")
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
