@@ -32,7 +32,7 @@ _TAKEN: Mapping[str, frozenset[torch.dtype]] = {
     "multi_margin_loss nll_loss_forward nll_loss2d_forward rrelu_with_noise segment_reduce smooth_l1_loss "
     "soft_margin_loss softplus upsample_linear1d upsample_trilinear3d": _FLOATS,
     "upsample_(nearest|bilinear|bicubic).* _upsample_.*": _PIXELS,
-    "_?cholesky(_inverse|_solve|_solve_helper)? geqrf _linalg_[a-z_]* triangular_solve "
+    "_?cholesky(_inverse|_solve|_solve_helper)? geqrf _linalg_(?!check_errors)[a-z_]* triangular_solve "
     "linalg_(cholesky|eigh|eig|householder|inv|ldl|lu|qr|solve)[a-z_]*": _SINGLE | _COMPLEX,
     "_cdist_forward _pdist_forward": _SINGLE,
     # They compute integers in float32.
