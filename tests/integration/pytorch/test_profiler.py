@@ -39,11 +39,14 @@ def test_operators_have_the_executors_time() -> None:
 
 def test_longer_work_takes_longer() -> None:
     x = torch.ones(1024, 1024, device=DEVICE)
-    for _ in range(2):  # the server checks a program when it meets it first
+    spent: dict[str, list[float]] = {}
+    for _ in range(5):  # another process may have the processor while one of them runs
         with profile(activities=ACTIVITIES) as profiled:
             (x @ x).relu()
-    spent = {row.key: row.self_device_time_total for row in profiled.key_averages() if row.device_type == REMOTE}
-    assert spent["aten::matmul"] > 3 * spent["aten::relu"]
+        for row in profiled.key_averages():
+            if row.device_type == REMOTE:
+                spent.setdefault(row.key, []).append(row.self_device_time_total)
+    assert min(spent["aten::matmul"]) > 3 * min(spent["aten::relu"])
 
 
 def test_the_time_lies_within_what_was_profiled() -> None:
