@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
 
@@ -20,7 +21,7 @@ from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import BoundCall, Resolved
 from djinn_lib_torch.interpreter import interpret, last_uses
-from djinn_lib_torch.torchscript import GraphBudget, GraphSegment, segments_of, unoptimized
+from djinn_lib_torch.torchscript import GraphBudget, GraphSegment, segments_of
 
 SEGMENTS_AFTER_RUNS = 32
 """After so many runs, calls from Python have cost about as much as it takes to make graphs."""
@@ -91,7 +92,9 @@ class Compiled:
     def _use(self, segments: Sequence[GraphSegment]) -> None:
         self._segments = {segment.first: segment for segment in segments}
         function = straight_line(self._program, self._calls, segments)
-        self.function = unoptimized(function) if segments else function
+        # The interpreter's optimizations would leave out steps whose results nobody reads, though they may raise.
+        as_it_is: Any = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # missing from its __all__
+        self.function = as_it_is(function) if segments else function
 
     def resume(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],

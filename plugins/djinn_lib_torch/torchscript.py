@@ -22,7 +22,7 @@ from djinn.ir.program import ListArgument, NumberArgument, Program, TensorArgume
 from djinn.ir.schema import ReturnKind
 from djinn_lib_torch.calls import BoundCall
 
-__all__ = ("GraphBudget", "GraphSegment", "segments_of", "unoptimized")
+__all__ = ("GraphBudget", "GraphSegment", "segments_of")
 
 LEAST_STEPS = 3
 """A shorter segment costs more than its steps."""
@@ -69,31 +69,15 @@ class GraphBudget:
     """
 
     def __init__(self, most_steps: int = MOST_GRAPH_STEPS) -> None:
-        self._left = most_steps
+        self._most_steps = most_steps
+        self._steps: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
     def take(self, program: object, steps: int) -> bool:
         """Take room for a program's steps until it is freed; return whether there was room."""
-        if steps > self._left:
+        if steps + sum(self._steps.values()) > self._most_steps:
             return False
-        self._left -= steps
-        weakref.finalize(program, self._give_back, steps).atexit = False
+        self._steps[program] = steps
         return True
-
-    def _give_back(self, steps: int) -> None:
-        self._left += steps
-
-
-def unoptimized(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let PyTorch's interpreter run the segments that a function calls as they are."""
-    def run(*arguments: Any) -> Any:
-        before = torch._C._get_graph_executor_optimize()
-        torch._C._set_graph_executor_optimize(False)
-        try:
-            return function(*arguments)
-        finally:
-            torch._C._set_graph_executor_optimize(before)
-
-    return run
 
 
 def segments_of(program: Program, calls: Sequence[BoundCall]) -> list[GraphSegment]:
