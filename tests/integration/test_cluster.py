@@ -15,8 +15,8 @@ import torch
 from djinn_engine_local.engine import LocalEngines
 from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from support.models.gpt2 import PROMPT, generated, gpt2
-from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until
-from support.servers.serving import workers_of
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until
+from support.servers.serving import has_ended, workers_of
 
 import djinn
 

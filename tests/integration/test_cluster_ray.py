@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 from support.models.gpt2 import PROMPT, generated, gpt2
-from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until
 from support.servers.ray_nodes import RayNodes
-from support.servers.serving import workers_of
+from support.servers.serving import has_ended, workers_of
 
 import djinn
 

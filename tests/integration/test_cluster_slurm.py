@@ -16,8 +16,8 @@ from djinn_engine_slurm.engine import SlurmEngines
 from djinn_engine_slurm.node import SPEC
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
 from support.models.gpt2 import PROMPT, generated, gpt2
-from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, has_ended, wait_until, when
-from support.servers.serving import workers_of
+from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until, when
+from support.servers.serving import has_ended, workers_of
 from support.servers.slurm import Slurm
 
 import djinn

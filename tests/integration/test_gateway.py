@@ -19,7 +19,7 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_server.pending_handshakes import MAX_WAITING
 from djinn_transport_tcp.client import SocketConnection, connect
-from support.servers.serving import Serving, children_of
+from support.servers.serving import Serving, children_of, has_ended
 
 from djinn.errors import RefusedError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument
@@ -41,13 +41,6 @@ def wait_until(true: Callable[[], Any], patience_s: float = 10) -> float:
         assert time.monotonic() - began < patience_s
         time.sleep(0.01)
     return time.monotonic() - began
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -135,7 +128,7 @@ def test_no_orphans_after_sigterm(start: Callable[..., Any], tokens: TokenFile) 
     workers = server.workers
     assert len(workers) == 2
     assert server.stop() == 0
-    assert not any(map(is_alive, workers))
+    assert all(map(has_ended, workers))
     for connection in connections:
         with pytest.raises(TransportError):
             connection.request(Batch(synchronize=True), ())
@@ -154,7 +147,7 @@ def test_a_worker_knows_no_secrets_of_the_gateway_and_ends_when_that_is_killed(s
         assert b"very secret" not in Path(f"/proc/{worker}/cmdline").read_bytes()
     server.process.kill()
     server.process.wait(10)
-    assert wait_until(lambda: not any(map(is_alive, workers))) < 5
+    assert wait_until(lambda: all(map(has_ended, workers))) < 5
     with pytest.raises(TransportError):
         connection.request(Batch(synchronize=True), ())
 
@@ -170,7 +163,7 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
     assert children_of(forkserver) == [second]
     connection = session(server)
     os.kill(forkserver, signal.SIGKILL)
-    wait_until(lambda: not is_alive(forkserver))
+    wait_until(lambda: has_ended(forkserver))
     assert computes(connection)
     os.kill(second, signal.SIGKILL)
     wait_until(lambda: server.log.read_text().count("serves") == 3, 60)
@@ -234,7 +227,7 @@ def test_a_forkserver_that_answers_too_late_shares_no_worker_and_no_client_is_lo
     processes = [forkserver, serving_now(server)]
     server.process.terminate()
     assert server.process.wait(20) == 0
-    wait_until(lambda: not any(map(is_alive, processes)))
+    wait_until(lambda: all(map(has_ended, processes)))
     log = server.log.read_text()
     assert "does not end" not in log
     assert "vanished" not in log
@@ -245,7 +238,7 @@ def test_a_stopped_worker_is_ended_all_the_same(start_server: Any) -> None:
     (worker,) = server.workers
     os.kill(worker, signal.SIGSTOP)
     assert server.stop() == 0
-    assert not is_alive(worker)
+    assert has_ended(worker)
     assert "killed" in server.log.read_text()
 
 

@@ -24,7 +24,7 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.connection_options import connect_options
-from support.servers.serving import children_of
+from support.servers.serving import children_of, has_ended
 from support.servers.tcp import raw_socket
 
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
@@ -56,13 +56,6 @@ def holds(connection: SocketConnection) -> None:
 def has_kept(connection: SocketConnection) -> bool:
     result, data = connection.request(Batch(fetch=(1,)), ())
     return not result.failures and torch.equal(data[0], ONES)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Working:
@@ -203,7 +196,7 @@ def test_signals_to_all_processes_of_a_group_are_the_gateways_business(start_ser
             os.kill(process, number)
     wait_until(lambda: "reloaded" in server.log.read_text())
     assert has_kept(connection)
-    assert all(map(is_alive, others))
+    assert not any(map(has_ended, others))
     connection.close()
 
 
@@ -395,10 +388,10 @@ def test_a_server_ends_in_order_with_the_process_that_started_it(tmp_path: Path)
             holds(connection)
             processes = [int(pid), *children_of(int(pid))]
             time.sleep(1)
-            assert all(map(is_alive, processes)), "it goes on as long as its parent does"
+            assert not any(map(has_ended, processes)), "it goes on as long as its parent does"
         finally:
             parent.kill()
-    wait_until(lambda: not any(map(is_alive, processes)))
+    wait_until(lambda: all(map(has_ended, processes)))
     said = log.read_text()
     assert f"the process {parent.pid}, which started this server, has ended" in said
     assert said.rstrip().endswith("stopped")

@@ -67,13 +67,6 @@ class Clusters:
         return [keeper, *gateways, *(worker for gateway in gateways for worker in workers_of(gateway))]
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
 def wait_until(is_so: Any, what: str) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not is_so():

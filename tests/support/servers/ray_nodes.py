@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Self
 
-from support.servers.clusters import has_ended, wait_until
-from support.servers.serving import children_of
+from support.servers.clusters import wait_until
+from support.servers.serving import children_of, has_ended
 
 _START = ("-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--disable-usage-stats",
           "--num-cpus=1", "--num-gpus=0", "--object-store-memory=78643200")
@@ -69,7 +69,7 @@ class RayNodes:
             try:
                 name = Path(f"/proc/{pid}/cmdline").read_bytes()
                 rest += [] if name.startswith(b"ray::") else children_of(pid)
-            except FileNotFoundError:
+            except (FileNotFoundError, ProcessLookupError):
                 continue
             found.append(pid)
         return found

@@ -30,9 +30,17 @@ def workers_of(gateway: int) -> list[int]:
 def children_of(process: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{process}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found += map(int, (task / "children").read_text().split())
     return found
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, though it may still have to be waited for. It can do so between open and read."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def _is_forkserver(process: int) -> bool:
