@@ -57,6 +57,8 @@ class ProgramRuns:
     Attributes:
         lent: Addresses of memory that the last answer shares: it is not written before the next batch.
         skipped: Programs skipped because their batch was cancelled.
+        unconfirmed: Programs that have run since a value was last fetched: an asynchronous device may not have finished
+            them.
 
     Concurrency:
         One thread at a time, which holds the memory's lock.
@@ -83,6 +85,7 @@ class ProgramRuns:
         self._in_turn = partial(_named, turns, time) if turns is None or is_limited else partial(_in_turn, turns, time)
         self._turn: Callable[[], AbstractContextManager[None]] = (
             nullcontext if turns is None or not is_limited else partial(_turn_without, memory.lock, turns))
+        self.unconfirmed: dict[int, DefinedProgram] = {}
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
         self.skipped = 0
@@ -159,6 +162,7 @@ class ProgramRuns:
         self._make_ready(known, run, inputs)
         before = list(inputs)
         numbers = messages.from_wire(run.numbers)
+        self.unconfirmed[run.program] = known
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
         if not refused:
             outputs = self._warnings.of(
@@ -248,6 +252,7 @@ class ProgramRuns:
             return Poisoned(0)
 
         def execute() -> list[Any]:
+            self.unconfirmed[run.program] = known
             if isinstance(program, SupportsUndo) and writes:
                 return self._executed_with_undo(program, inputs, numbers, report, undos)
             return known.run(self._stop, inputs, numbers, self._random, report)

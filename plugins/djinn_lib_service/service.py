@@ -42,6 +42,7 @@ from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
 from djinn_lib_service.timings import Timings
 from djinn_lib_service.turns import Allowance, Turns
+from djinn_lib_service.value_checks import value_checks_of
 
 __all__ = ("SessionService",)
 
@@ -127,6 +128,10 @@ class SessionService:
     def skipped(self) -> int:
         """Programs skipped because their results were no longer needed."""
         return self._runs.skipped
+
+    def suspects(self) -> list[str]:
+        """Return operators that check values, and that an asynchronous device may not have finished."""
+        return value_checks_of(known.definition.body for known in self._runs.unconfirmed.values())
 
     def answer_early(self, channel: EarlyChannel) -> None:
         """Send values that the client will fetch over a channel as soon as they are known.
@@ -267,6 +272,8 @@ class SessionService:
         self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
                         warnings=self._warnings.take())
+        if batch.fetch and not result.failures:
+            self._runs.unconfirmed.clear()
         timings = self._run_time.timings
         return (result if timings is None else timings.added_to(result, waits=batch.synchronize)), data
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import msgspec
 from djinn_lib_service.kinds.executor import Executor, SupportsDeviceLoss
 
 from djinn.errors import DeviceLostError, DjinnError, TransportError
+from djinn.wire.messages import Result
 
 __all__ = ("DeviceLoss",)
 
@@ -16,6 +18,8 @@ _HINT = ("A kernel failed on the device, most often for an index that is out of 
          "names the operation; then call djinn.init() to start a new session.")
 _HINT_OF_OTHERS = ('What the session held there is lost. With recovery="replay" it is computed again; otherwise call '
                    "djinn.init() to start a new session.")
+MAX_NAMED = 8
+"""Most operators that an error names."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -46,14 +50,24 @@ class DeviceLoss:
         """Whether the device is lost, and another session is blamed: then a failure of this one has another cause."""
         return self._look(session) and self._blamed is not session
 
+    def explained(self, session: object, result: Result, suspects: Callable[[], Sequence[str]]) -> Result:
+        """Add to the failures of a session that is blamed for a loss which operations may have caused it."""
+        if not result.failures or not self._look(session) or self._blamed is not session:
+            return result
+        found = _suspected(suspects())
+        return msgspec.structs.replace(result, failures=tuple([
+            msgspec.structs.replace(failure, message=f"{failure.message}\n{found}") if found and (
+                self._reason in failure.message) else failure for failure in result.failures]))
+
     def check(self, session: object, tell: Callable[[DjinnError], None],
-              end_others: Callable[[DjinnError], None]) -> bool:
+              end_others: Callable[[DjinnError], None], suspects: Callable[[], Sequence[str]] = tuple) -> bool:
         """End the process if the device is lost, and return whether it is.
 
         Args:
             session: What stands for the session that has just used the device.
             tell: Sends an error to this session.
             end_others: Ends all other sessions with an error.
+            suspects: Names operators that may have caused it, if this session has.
         """
         if not self._look(session):
             return False
@@ -62,8 +76,9 @@ class DeviceLoss:
         if self._blamed is not session:
             tell(others)
             return True
-        error = DeviceLostError(f"The device {self._device} is lost: {self._reason}.", hint=_HINT)
-        _log.error("%s The process ends.", error.summary)
+        summary = f"The device {self._device} is lost: {self._reason}."
+        error = DeviceLostError(f"{summary} {_suspected(suspects())}".rstrip(), hint=_HINT)
+        _log.error("%s The process ends.", summary)
         tell(error)
         end_others(others)
         if self._leave is not None:
@@ -79,3 +94,11 @@ class DeviceLoss:
                 self._reason = self._ask()
                 self._blamed = session if self._reason else None
             return bool(self._reason)
+
+
+def _suspected(operators: Sequence[str]) -> str:
+    """Name operators in a sentence; empty if there are none."""
+    if not operators:
+        return ""
+    named = ", ".join(operators[:MAX_NAMED]) + (", ..." if len(operators) > MAX_NAMED else "")
+    return f"Since its last value, the session ran these operations that check values there: {named}."

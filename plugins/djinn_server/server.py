@@ -423,7 +423,7 @@ class Server:
 
         try:
             while _answer_next(channel, service, allowance, meter, place, self._loss):
-                self._loss.check(channel, tell, partial(self.sessions.end_others, channel))
+                self._loss.check(channel, tell, partial(self.sessions.end_others, channel), service.suspects)
                 names.settle()
                 self._tidy(channel)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
@@ -469,6 +469,7 @@ def _answer_next(channel: ResumableChannel, service: SessionService, allowance: 
         outcome = "lost"
         if result.failures and loss.is_anothers(channel):
             return True
+        result = loss.explained(channel, result, service.suspects)
         if message.later:
             channel.send_later(sequence, *service.later_values(message))
         if message.wants_reply:

@@ -130,12 +130,14 @@ import torch, djinn
 
 djinn.init(server=sys.argv[1])
 value = torch.full((1,), 12.0, device="remote_accelerator:0")
+here = torch.zeros(1, dtype=torch.int64, device="remote_accelerator:0")
+value.take(here).cpu()
 print("asked", flush=True)
 for _ in range(2):
     try:
-        (value + 1).cpu()
+        (value.index_select(0, here) + 1).cpu()
     except Exception as error:
-        print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
+        print(f"{type(error).__name__}: {error}".replace("\\n", " "), flush=True)
 """
 
 
@@ -152,6 +154,7 @@ def test_a_worker_whose_calls_raise_accelerator_errors_is_replaced_and_others_re
         assert guilty[0] == "asked"
         assert guilty[-1].startswith("DeviceLostError: [DJ320]"), guilty
         assert "device-side assert triggered" in guilty[-1]
+        assert all("check values there: aten::index_select." in text for text in guilty[1:]), guilty
         assert torch.equal((product + there).cpu(), wanted * 1.5)
         assert djinn.stats()["recoveries"] == 1
         assert worker not in server.workers
