@@ -147,8 +147,9 @@ def _executor(plugins: Plugins, config: Config) -> str:
 def _executor_devices(plugins: Plugins) -> str:
     """List the devices of all executors."""
     devices = [f"{device} ({entry.name})" for entry in executors(plugins) for device in entry.value.devices()]
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (", ".join(devices) or "none") + ("" if hidden is None else f"; CUDA_VISIBLE_DEVICES={hidden!r}")
+    told = [f"; {name}={os.environ[name]!r}" for name in ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY")
+            if name in os.environ]
+    return "".join([", ".join(devices) or "none", *told])
 
 
 def _limits() -> Iterator[CheckResult]:

@@ -19,12 +19,13 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.failures import is_out_of_memory, with_relief
 
 from djinn.wire.tensors import is_dense
 from djinn_executor_cuda.graph_eligibility import Form, alignment_of, form_of, storage_of
 
-__all__ = ("MAX_RECORDINGS", "CaptureAttempt", "CapturedGraph", "GraphRecorder", "NotRecordedError", "Shelf",
-           "moved_out", "places_of", "record")
+__all__ = ("MAX_RECORDINGS", "CaptureAttempt", "CapturedGraph", "GraphRecorder", "NotPlayedError", "NotRecordedError",
+           "Shelf", "moved_out", "places_of", "record")
 
 MAX_RECORDINGS = 256
 """Maximum recordings of one executor, for all programs and sessions; the least recently played is dropped first."""
@@ -32,6 +33,10 @@ MAX_RECORDINGS = 256
 
 class NotRecordedError(Exception):
     """A program cannot be recorded. This has no effect, and the program runs as before."""
+
+
+class NotPlayedError(Exception):
+    """The device has no memory to play a recording. This has no effect, and the program can run as before."""
 
 
 class CaptureAttempt(Protocol):
@@ -170,10 +175,14 @@ class CapturedGraph:
             return False
         return all(form_of(inputs[index], device) == form for index, form in self._copied_forms) and self.fits(inputs)
 
-    def play(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """Run the program on inputs that it fits."""
+    def play(self, inputs: Sequence[torch.Tensor], relieve: Callable[[], bool]) -> list[Any]:
+        """Run the program on inputs that it fits.
+
+        Raises:
+            NotPlayedError: The device has no memory for it.
+        """
         self._launch(inputs)
-        storages = [source.clone().untyped_storage() for source in self._sources]
+        storages = [with_relief(source.clone, relieve).untyped_storage() for source in self._sources]
         return [self._result(outlet, inputs, storages) for outlet in self._outlets]
 
     def play_in_place(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
@@ -201,9 +210,15 @@ class CapturedGraph:
         if self._take is None:
             raise RuntimeError("the recording is closed")
         self.plays += 1
-        if self._copied:
-            torch._foreach_copy_([buffer for _, buffer in self._copied], [inputs[index] for index, _ in self._copied])
-        self._take.play()
+        try:
+            if self._copied:
+                torch._foreach_copy_(
+                    [buffer for _, buffer in self._copied], [inputs[index] for index, _ in self._copied])
+            self._take.play()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise NotPlayedError from error
+            raise
         return self._take.results
 
     def close(self) -> None:
@@ -223,7 +238,7 @@ class CapturedGraph:
         return place.within(storages[outlet.position])
 
 
-def moved_out(values: Sequence[Any], storages: AbstractSet[int]) -> list[Any]:
+def moved_out(values: Sequence[Any], storages: AbstractSet[int], relieve: Callable[[], bool]) -> list[Any]:
     """Copy those values that lie in some storages; values that share a storage share the copy."""
     copies: dict[int, torch.UntypedStorage] = {}
     moved = list(values)
@@ -231,7 +246,7 @@ def moved_out(values: Sequence[Any], storages: AbstractSet[int]) -> list[Any]:
         if not isinstance(value, torch.Tensor) or (name := storage_of(value)) not in storages:
             continue
         if name not in copies:
-            copies[name] = _bytes_of_storage(value).clone().untyped_storage()
+            copies[name] = with_relief(_bytes_of_storage(value).clone, relieve).untyped_storage()
         made = _Place.of(value).within(copies[name])
         made = made.conj() if value.is_conj() else made
         moved[index] = torch._neg_view(made) if value.is_neg() else made
@@ -375,22 +390,40 @@ class Shelf:
         """Count a program that could not be recorded."""
         self._failed += 1
 
-    def play(self, recording: CapturedGraph, inputs: Sequence[torch.Tensor], *, in_place: bool = False) -> list[Any]:
-        """Play a recording that fits, and leave its results where they are if they are not needed for long."""
+    def play(
+        self, recording: CapturedGraph, inputs: Sequence[torch.Tensor], relieve: Callable[[], bool] | None
+    ) -> list[Any]:
+        """Play a recording that fits.
+
+        Args:
+            recording: The recording.
+            inputs: Its inputs.
+            relieve: Frees memory, if there is none for copies of the results; ``None``: leave them where they are,
+                because they are not needed for long.
+
+        Raises:
+            NotPlayedError: The device has no memory for it. All recordings are closed, which frees some.
+        """
         with self._lock:
             self._plays += 1
             name = weakref.ref(recording)
             if name in self._recordings:
                 self._recordings.move_to_end(name)
-        return recording.play_in_place(inputs) if in_place else recording.play(inputs)
+        try:
+            return recording.play_in_place(inputs) if relieve is None else recording.play(inputs, relieve)
+        except NotPlayedError:
+            self.close()
+            raise
 
-    def close(self) -> None:
-        """Close all recordings."""
+    def close(self) -> bool:
+        """Close all recordings, and return whether there were any."""
         with self._lock:
+            had_some = bool(self._recordings)
             while self._recordings:
                 recording = self._recordings.popitem()[0]()
                 if recording is not None:
                     recording.close()
+            return had_some
 
     def _forget(self, reference: weakref.ref[CapturedGraph]) -> None:
         with self._lock:

@@ -140,7 +140,7 @@ class CudaExecutorFactory:
     def alone(self, device: str) -> tuple[Mapping[str, str], str]:
         """Let a new process see one device only; see `djinn_lib_service.kinds.executor.SupportsOwnDevice`."""
         entry = visible.entry_of(device, os.environ)
-        return ({visible.VISIBLE: entry}, "cuda:0") if entry else ({}, device)
+        return ({visible.VISIBLE: entry, **visible.without_mps(os.environ)}, "cuda:0") if entry else ({}, device)
 
     def open(self, device: str) -> CudaExecutor:
         """Open a device.

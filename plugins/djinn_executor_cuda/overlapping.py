@@ -14,12 +14,15 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 import torch
+from djinn_lib_service.failures import with_relief
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_torch.calls import bind
+from djinn_lib_torch.executor import TorchProgram
 
 from djinn.ir.program import Program
 from djinn.wire.tensors import DTYPE_NAMES, is_dense
@@ -248,15 +251,24 @@ class OverlappingCudaExecutor(CudaExecutor):
         self._uploads = Staging(self._up, host.allocate, host.release, length=length)
         self._downloads = Staging(self._down, host.allocate, host.release, length=length)
         self._shelf = Shelf(CudaRecorder(device))
+        self._graph_mode = settings.cuda_graphs
 
     def stats(self) -> dict[str, int]:
         """Return the numbers of recordings that were made, played and given up."""
         return self._shelf.stats()
 
-    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> RecordedProgram:
+    def compile_checked(self, program: Program, checks: Mapping[int, CallCheck]) -> TorchProgram:
         """Resolve every operator, and check calls; see `djinn_lib_service.kinds.executor.SupportsCheckedCompile`."""
+        if self._graph_mode == "off":
+            return super().compile_checked(program, checks)
         return RecordedProgram(program, bind(program, self._device, checks), self._lock, self._device, self._shelf,
-                               relieve=self.relieve)
+                               relieve=self.relieve, in_segments=self._graph_mode == "piecewise")
+
+    def relieve(self) -> bool:
+        """Free memory: that of recordings, which nothing else can use, and what the callback frees."""
+        with self._lock:
+            had_some = self._shelf.close()
+        return super().relieve() or had_some
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device; its last pieces may still be in transfer when this returns."""
@@ -267,7 +279,7 @@ class OverlappingCudaExecutor(CudaExecutor):
             computing = torch.cuda.current_stream(self._device)
             # Allocated for the stream that writes it first, so that no pending computation can still use the memory.
             with torch.cuda.stream(self._up.stream):
-                made = _empty(tensor, self._device)
+                made = with_relief(partial(_empty, tensor, self._device), self.relieve)
             passing = self._uploads.send(_bytes_of(tensor), _bytes_of(made))
             if isinstance(passing, torch.cuda.Event):
                 computing.wait_event(passing)

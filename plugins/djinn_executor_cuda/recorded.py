@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from djinn_lib_torch.random import TorchRandomState
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
-from djinn_executor_cuda.cuda_graphs import Shelf
+from djinn_executor_cuda.cuda_graphs import NotPlayedError, Shelf
 from djinn_executor_cuda.graph_eligibility import (
     MIN_SAVED,
     GraphStage,
@@ -45,6 +45,7 @@ class RecordedProgram(TorchProgram):
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], lock: threading.RLock, device: torch.device, shelf: Shelf,
         *, min_saved: int = MIN_SAVED, least_steps: int = MIN_SAVED, relieve: Callable[[], bool] = lambda: False,
+        in_segments: bool = True,
     ) -> None:
         super().__init__(program, calls, lock, relieve)
         self._device = device
@@ -54,7 +55,7 @@ class RecordedProgram(TorchProgram):
         self._changes_metadata = changes_metadata(program)
         self._least_steps = least_steps
         self._segmented: SegmentedRuns | None = None
-        self._is_cut = not self._changes_metadata
+        self._is_cut = in_segments and not self._changes_metadata
         self._idle_runs = 0
 
     @property
@@ -82,7 +83,9 @@ class RecordedProgram(TorchProgram):
             recording = self._signatures.found(terms, inputs)
             if recording is not None:
                 self._idle_runs = 0
-                return self._shelf.play(recording, inputs)
+                with suppress(NotPlayedError):
+                    return self._shelf.play(recording, inputs, self._relieve)
+                return super().run_until(stop, inputs, numbers, random, report)
             self._idle_runs += 1
             if self._idle_runs > PATIENCE_RUNS:
                 self._forget()
@@ -131,7 +134,8 @@ class RecordedProgram(TorchProgram):
             if recording is not None:
                 self._idle_runs = 0
                 if recording.fits(inputs):
-                    return self._shelf.play(recording, inputs)
+                    with suppress(NotPlayedError):
+                        return self._shelf.play(recording, inputs, self._relieve)
         failed: list[int] = []
 
         def note(step: int, error: BaseException) -> Poisoned:

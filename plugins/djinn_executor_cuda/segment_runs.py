@@ -7,6 +7,7 @@ keeps is copied out at the end of the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from djinn_lib_torch.interpreter import interpret
 
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
-from djinn_executor_cuda.cuda_graphs import CapturedGraph, Shelf, moved_out
+from djinn_executor_cuda.cuda_graphs import CapturedGraph, NotPlayedError, Shelf, moved_out
 from djinn_executor_cuda.graph_eligibility import GraphStage, digest_of_numbers, forms_of, suits
 from djinn_executor_cuda.segments import OutlinedProgram, RecordableSegment, StepHistory, cut
 from djinn_executor_cuda.signatures import KnownSignature, Signatures, Terms
@@ -107,7 +108,9 @@ class SegmentPlayer:
         terms: Terms = digest_of_numbers(numbers), self._now.settings
         recording = self._signatures.found(terms, inputs)
         if recording is not None:
-            return self._play(recording, inputs)
+            with suppress(NotPlayedError):
+                return self._play(recording, inputs)
+            return self._function(inputs, numbers, self._now.stop)
         self.idle_runs += 1
         forms = forms_of(inputs, self._device)
         if forms is None or self._now.stop:
@@ -115,9 +118,9 @@ class SegmentPlayer:
         return self._watch(self._signatures.look_up(terms, forms), inputs, numbers)
 
     def _play(self, recording: CapturedGraph, inputs: list[Any]) -> list[Any]:
-        self.is_played, self.idle_runs = True, 0
         self._now.storages.update(recording.storages)
-        results = self._shelf.play(recording, inputs, in_place=True)
+        results = self._shelf.play(recording, inputs, None)
+        self.is_played, self.idle_runs = True, 0
         self._now.in_place.update(recording.fixed)
         return results
 
@@ -131,7 +134,8 @@ class SegmentPlayer:
                 recording = self._signatures.record(known, inputs, numbers)
                 if recording is not None and recording.fits(inputs):
                     self._recorded += 1
-                    return self._play(recording, inputs)
+                    with suppress(NotPlayedError):
+                        return self._play(recording, inputs)
         self.is_refused = known.candidate.is_hopeless
         if stage is not GraphStage.REHEARSE:
             return self._function(inputs, numbers, self._now.stop)
@@ -221,7 +225,7 @@ class SegmentedRuns:
             if step is None:
                 raise
             results = self._whole.resume(step, error, known, inputs, numbers, report, stop)
-        return moved_out(results, self._now.storages)
+        return moved_out(results, self._now.storages, self._relieve)
 
     def _cut(self) -> None:
         self._cuts += 1

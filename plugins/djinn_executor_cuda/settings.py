@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -30,6 +30,9 @@ class CudaSettings:
 
     cuda_overlap: bool = setting(
         False, help="copies overlap with computing, and programs that repeat are recorded as CUDA graphs")
+    cuda_graphs: Literal["off", "static", "piecewise"] = setting(
+        "piecewise", help="with cuda_overlap, which programs that repeat are recorded as CUDA graphs: `off`: none; "
+                          "`static`: those that can be recorded whole; `piecewise`: segments of the others, too")
     cuda_memory_fraction: float = setting(
         1.0, help="fraction of a CUDA device's memory that one process may allocate; a server has a process for each "
                   "tenant", reads=_fraction, allowed="a number above 0, and at most 1")

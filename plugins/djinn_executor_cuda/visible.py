@@ -13,9 +13,12 @@ from collections.abc import Mapping
 
 import torch
 
-__all__ = ("VISIBLE", "count", "count_here", "entry_of")
+__all__ = ("VISIBLE", "count", "count_here", "entry_of", "without_mps")
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+MPS_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+"""Folder of the pipes to NVIDIA's Multi-Process Service."""
+NO_PIPES = "/nonexistent/nvidia-mps"
 _INSTANCE = "MIG-"
 _COUNTING = """
 import ctypes
@@ -78,6 +81,15 @@ def entry_of(device: str, environ: Mapping[str, str]) -> str:
         return str(position) if position >= 0 else ""
     entries = _entries(given)
     return entries[position] if position < len(entries) else ""
+
+
+def without_mps(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what an environment needs so that CUDA uses the Multi-Process Service only if it says where that is.
+
+    CUDA connects to a service that runs in the usual place by itself. It lets processes of one user in at a time, so
+    workers with users of their own would wait for each other; and a kernel that fails fails for all of its processes.
+    """
+    return {} if MPS_PIPES in environ else {MPS_PIPES: NO_PIPES}
 
 
 def _entries(given: str) -> list[str]:

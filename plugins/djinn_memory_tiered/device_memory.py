@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
 import torch
-from djinn_lib_service.failures import is_out_of_memory
+from djinn_lib_service.failures import is_out_of_memory, with_relief
 from djinn_lib_service.kinds import SpareData
 from djinn_lib_service.kinds.executor import Executor, SupportsOffload, SupportsOutOfMemoryRetry
 from djinn_lib_service.tensor_bytes import whole_of
@@ -193,12 +193,7 @@ class DeviceMemory:
 
     def with_relief(self, action: Callable[[], _T]) -> _T:
         """Run an allocating action; if the device is out of memory, evict storages and run it again."""
-        try:
-            return action()
-        except Exception as error:
-            if not is_out_of_memory(error) or not self.relieve():
-                raise
-            return action()
+        return with_relief(action, self.relieve)
 
     def evict(self, place: ManagedStorage) -> bool:
         """Evict one storage that is not in use, even if memory is not short; return whether it was possible."""

@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import pytest
 import torch
+from djinn_conformance.programs import Ref, call
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_executor_cuda import executor as cuda
 from djinn_executor_cuda import overlapping, visible
 from djinn_executor_cuda.executor import ALLOCATOR, CudaExecutorFactory, within
+from djinn_executor_cuda.recorded import RecordedProgram
 from djinn_executor_cuda.settings import CudaSettings
 from djinn_lib_service.memory_usage import MemoryUsage
 from djinn_server.memory import MIN_KEPT_BYTES, SpareMemory, device_bytes
+from djinn_server.sandbox.paths import files_for
+from support.recording.cpu import CpuRecorder
+from support.recording.program_runs import session, weights
 
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
@@ -49,8 +54,19 @@ def test_a_worker_is_shown_the_one_device_that_it_is_given(
 ) -> None:
     if given is not None:
         with_cuda.setenv(visible.VISIBLE, given)
+    with_cuda.setenv(visible.MPS_PIPES, "/run/mps")
     wanted: tuple[Mapping[str, str], str] = ({visible.VISIBLE: entry}, "cuda:0") if entry else ({}, device)
     assert CudaExecutorFactory().alone(device) == wanted
+
+
+def test_a_worker_uses_the_multi_process_service_only_if_it_is_named(with_cuda: pytest.MonkeyPatch) -> None:
+    with_cuda.delenv(visible.MPS_PIPES, raising=False)
+    assert CudaExecutorFactory().alone("cuda:1") == (
+        {visible.VISIBLE: "1", visible.MPS_PIPES: visible.NO_PIPES}, "cuda:0")
+    assert visible.NO_PIPES not in files_for(has_driver=True).usable
+    with_cuda.setenv(visible.MPS_PIPES, "/run/mps")
+    assert "/run/mps" in files_for(has_driver=True).usable
+    assert "/run/mps" not in files_for(has_driver=False).usable
 
 
 def test_without_cuda_nothing_is_hidden() -> None:
@@ -98,13 +114,14 @@ def opened(patch: pytest.MonkeyPatch, **settings: Any) -> Opened:
 
 def test_settings_reach_the_executor(with_cuda: pytest.MonkeyPatch) -> None:
     assert opened(with_cuda).settings == CudaSettings()
-    made = opened(with_cuda, cuda_overlap="1", cuda_memory_fraction="0.5", cuda_staging_bytes=2**24)
-    assert made == Opened(torch.device("cuda:1"), CudaSettings(True, 0.5, False, 2**24))
+    made = opened(with_cuda, cuda_overlap="1", cuda_graphs="static", cuda_memory_fraction="0.5",
+                  cuda_staging_bytes=2**24)
+    assert made == Opened(torch.device("cuda:1"), CudaSettings(True, "static", 0.5, False, 2**24))
 
 
 @pytest.mark.parametrize("settings", [
     {"cuda_memory_fraction": 0}, {"cuda_memory_fraction": 1.5}, {"cuda_memory_fraction": "much"},
-    {"cuda_staging_bytes": 1000}, {"cuda_overlap": "maybe"}])
+    {"cuda_staging_bytes": 1000}, {"cuda_overlap": "maybe"}, {"cuda_graphs": "some"}])
 def test_settings_that_make_no_sense_are_refused(with_cuda: pytest.MonkeyPatch, settings: Any) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
         opened(with_cuda, **settings)
@@ -124,6 +141,27 @@ def test_segments_may_grow_unless_the_environment_says_something_else(with_cuda:
     with_cuda.delenv(ALLOCATOR)
     opened(with_cuda, cuda_expandable_segments="1")
     assert environ[ALLOCATOR] == "expandable_segments:True"
+
+
+@pytest.mark.parametrize(("graphs", "is_recorded", "is_cut"), [
+    ("off", False, False), ("static", True, False), ("piecewise", True, True)])
+def test_graphs_are_recorded_of_what_the_setting_says(
+    monkeypatch: pytest.MonkeyPatch, graphs: Literal["off", "static", "piecewise"], is_recorded: bool, is_cut: bool
+) -> None:
+    monkeypatch.setattr(overlapping, "CudaLane", lambda device: None)
+    monkeypatch.setattr(overlapping, "CudaRecorder", lambda device: CpuRecorder())
+    monkeypatch.setattr(overlapping.OverlappingCudaExecutor, "put", CpuExecutor.put)
+    monkeypatch.setattr(overlapping.OverlappingCudaExecutor, "default_generator", CpuExecutor.default_generator)
+    executor = overlapping.OverlappingCudaExecutor(torch.device("cpu"), CudaSettings(True, graphs))
+    read = call("aten::equal", Ref(-1), Ref(-2))
+    used = session(executor, weights(), *[call("aten::mm", Ref(-1), Ref(-2))] * 9, read, every=9)
+    for _ in range(12):
+        used.run()
+    program, = used.programs
+    assert isinstance(program, RecordedProgram) is is_recorded
+    assert bool(getattr(program, "segments", [])) is is_cut
+    assert executor.relieve() is is_cut
+    assert not executor.relieve()
 
 
 @pytest.mark.parametrize(("fraction", "free", "reserved", "room"), [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from djinn_executor_cuda.recorded import PATIENCE_RUNS
 from djinn_lib_torch.growing import GrowingValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.recording.cpu import CpuRecorder, RecordingExecutor
+from support.recording.cpu import CpuRecorder, CpuTake, RecordingExecutor
 from support.recording.program_runs import Session, same, same_in_each_run, session, weights
+
+from djinn.ir.program import Program
 
 RUNS_UNTIL_PLAYED = RUNS_BEFORE_RECORDING + 1
 
@@ -290,3 +293,55 @@ def test_a_program_in_which_values_grow_is_not_recorded_whole() -> None:
     assert torch.equal(used.values[-1], torch.cat([caches[0], *[caches[1]] * 9], 2))
     assert room.joined == 8
     assert executor.shelf.stats()["recorded"] == 0
+
+
+class FreeingExecutor(RecordingExecutor):
+    """Frees its recordings where there is no memory, as on CUDA."""
+
+    def options(self, program: Program) -> dict[str, Any]:
+        return {**super().options(program), "relieve": self.shelf.close}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."),
+                                   RuntimeError("CUDA error: out of memory")], ids=["allocator", "graph"])
+def test_a_recording_that_there_is_no_memory_to_play_runs_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError, whole: bool
+) -> None:
+    def fail(_: CpuTake) -> None:
+        raise error
+
+    calls = call("aten::mm", Ref(-1), Ref(-2)), call("aten::add_.Tensor", Ref(-2), 1, results=0)
+    used, plain = (session(one, weights(), *calls) for one in (FreeingExecutor(whole=whole), CpuExecutor()))
+    for number in range(20):
+        with monkeypatch.context() as patch:
+            if number == 12:
+                assert used.executor.shelf.size_bytes  # type: ignore[attr-defined]  # it records
+                patch.setattr(CpuTake, "play", fail)
+            same(used.run(), plain.run(), f"run {number}")
+        same(used.values, plain.values, f"inputs after run {number}")
+        assert number != 12 or not used.executor.shelf.size_bytes  # type: ignore[attr-defined]  # as above
+    assert used.reports == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_results_of_a_recording_are_copied_into_memory_that_recordings_give_up(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    copies, clone = list[torch.Tensor](), torch.Tensor.clone
+
+    def fail_once(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(tensor)
+        if len(copies) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return clone(tensor)
+
+    executor = FreeingExecutor(whole=whole)
+    used = session(executor, weights(), call("aten::mm", Ref(-1), Ref(-2)), call("aten::relu", Ref(0)))
+    wanted = [used.run() for _ in range(12)][-1]
+    monkeypatch.setattr(torch.Tensor, "clone", fail_once)
+    got = used.run()
+    monkeypatch.undo()
+    same(got, wanted, "a run without memory")
+    assert len(copies) > 1
+    assert executor.shelf.size_bytes == 0

@@ -31,6 +31,8 @@ and ``task/*/net`` are left out, because they list all connections of the machin
 _DRIVER_READS = ("/sys", "/proc/driver", "/proc/devices", "/proc/modules", "/usr/share/nvidia", "/usr/local/cuda",
                  "/opt/rocm", "/etc/nvidia", "/etc/OpenCL")
 _DRIVER_USES = ("/dev", "/proc/self")
+_PIPES = "CUDA_MPS_PIPE_DIRECTORY"
+"""Variable with a folder of pipes to a service that shares a device among processes."""
 
 
 def files_for(*, has_driver: bool) -> Files:
@@ -41,7 +43,7 @@ def files_for(*, has_driver: bool) -> Files:
     """
     found = [*_SYSTEM, *_OF_ITSELF, *_of_python()]
     return Files(tuple(found + list(_DRIVER_READS) if has_driver else found),
-                 tuple(_DRIVER_USES) if has_driver else ("/dev/null",))
+                 (*_DRIVER_USES, *filter(None, [os.environ.get(_PIPES)])) if has_driver else ("/dev/null",))
 
 
 def _of_python() -> Iterator[str]:
