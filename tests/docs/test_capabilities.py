@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from functools import cache
@@ -10,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.pages.capabilities import PAGE, names, page, rows
+from support.pages.capabilities import PAGE, list_tests, names, page, rows
 
 import djinn
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = {"T": 14, "S": 4, "G": 6, "M": 8, "P": 9, "E": 13}
 """How many rows there are of each kind; nothing is dropped."""
-
-
-@cache
-def _tests_in(file: str) -> set[str]:
-    return {node.name for node in ast.parse((ROOT / file).read_text()).body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 @cache
@@ -46,7 +39,7 @@ def test_a_row_is_shown_by_tests_that_exist(row: dict[str, Any]) -> None:
     assert row["shown_by"]
     for shown in row["shown_by"]:
         file, _, test = shown.partition("::")
-        assert test in _tests_in(file) if test else shown in _laws(), shown
+        assert test in list_tests(file) if test else shown in _laws(), shown
     if "instead" in row:
         assert re.search(r"\]\([\w/]+\.md", row["instead"]), "a page says more"
 

@@ -135,3 +135,13 @@ def test_a_guard_refuses_what_does_not_fit(server: Any) -> None:
         ):
             with pytest.raises(RuntimeError, match=r"has the size|does not fit"):
                 call()[0].cpu()
+
+
+def test_rms_norm_without_gradients_is_one_operation(server: Any) -> None:
+    layer, data = nn.RMSNorm(6), torch.randn(3, 6)
+    with believed_cuda(server=server.address), torch.no_grad():
+        layer, there = layer.to(D), data.to(D)
+        with djinn.capture(modules=False) as captured:
+            got = layer(there)
+        torch.testing.assert_close(got.cpu(), layer.cpu()(data))
+    assert names_in(captured) == ["aten::rms_norm"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ("PAGE", "groups", "names", "page", "rows")
+__all__ = ("PAGE", "groups", "list_tests", "names", "page", "rows")
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "capabilities.md"
@@ -50,6 +52,13 @@ def names() -> list[dict[str, Any]]:
     """The public names by topic."""
     found: list[dict[str, Any]] = _specification()["names"]
     return found
+
+
+@cache
+def list_tests(file: str) -> set[str]:
+    """The tests of a file."""
+    return {node.name for node in ast.parse((ROOT / file).read_text()).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def page() -> str:
