@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from djinn.errors import RemoteTimeoutError, TransportError
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from djinn.settings import Declarations
 
-__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_resolve_server")
+__all__ = ("djinn_add_settings", "djinn_register_commands", "djinn_replace_server", "djinn_resolve_server")
 
 
 @hookimpl
@@ -33,6 +34,12 @@ def djinn_resolve_server(plugins: Any) -> str | None:
     from djinn_cluster.resolving import resolve
 
     return resolve(settings, plugins.settings)
+
+
+@hookimpl(tryfirst=True)
+def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
+    """Ask the directory once more: a machine that has vanished is listed until its reports are missed."""
+    return None if address or type(error) not in (TransportError, RemoteTimeoutError) else djinn_resolve_server(plugins)
 
 
 @hookimpl

@@ -58,7 +58,6 @@ def up(
     page = dashboard_port or (None if dashboard_port is None else next(_ports(0, 1)))
     ports = _chosen(cluster, port, 1 + len(own_gpus))
     _usable(lambda: _start(cluster, programs_of(cluster, own_gpus, ports, options or [], page)))
-    cluster.describe()
     try:
         failed = _await_start(cluster)
     except KeyboardInterrupt:
@@ -144,9 +143,13 @@ def _ports(first: int, count: int) -> Iterator[int]:
 
 
 def _start(cluster: Cluster, programs: Sequence[EngineProgram]) -> None:
-    """Start programs. Their key exists before, because servers need it and may begin before their directory."""
+    """Start programs. Their key exists before, because servers need it and may begin before their directory.
+
+    So does what other commands find the cluster by, in case this one is killed.
+    """
     is_new = not cluster.key_file.exists()
     key_in(cluster.key_file, makes=True)
+    cluster.describe()
     try:
         cluster.engine.start(ClusterSpec(cluster.name, tuple(programs)))
     except ConfigurationError:

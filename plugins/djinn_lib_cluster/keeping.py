@@ -33,7 +33,7 @@ ENDING_S = 10.0
 GROUP_S = 2.0
 """How long the other processes of a program may take to end after it."""
 TICK_S = 0.02
-LOOK_S = 60.0
+LOOK_S = 10.0
 MAX_LINE_BYTES = 4096
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -73,12 +73,14 @@ class KeptPrograms:
         self._threads = anyio.CapacityLimiter(len(self._kept))
         self._record = KeeperRecord(os.getpid(), born(os.getpid()), [kept.record for kept in self._kept],
                                     socket.gethostname())
+        self._is_behind = False
+        """Whether the file lacks the last change."""
         records.write(self._record)
 
     async def run(self) -> None:
         """Run the programs until `stop` is called, and until all have ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._shorten_logs)
+            tasks.start_soon(self._tidy)
             async with anyio.create_task_group() as running:
                 for kept in self._kept:
                     running.start_soon(self._keep, kept)
@@ -93,13 +95,16 @@ class KeptPrograms:
             kept.record.state = "stopping"
             if kept.process is not None:
                 kept.process.send_signal(signal.SIGTERM)
-        self._records.write(self._record)
+        self._write()
 
-    async def _shorten_logs(self) -> None:
+    async def _tidy(self) -> None:
         while True:
             await anyio.sleep(LOOK_S)
+            if self._is_behind:
+                self._write()
             for kept in self._kept:
-                self._records.shorten(kept.program.name)
+                with contextlib.suppress(OSError):
+                    self._records.shorten(kept.program.name)
 
     async def _keep(self, kept: _Kept) -> None:
         pause_s = FIRST_PAUSE_S
@@ -183,7 +188,16 @@ class KeptPrograms:
             changes["state"] = "stopping"
         for name, value in changes.items():
             setattr(record, name, value)
-        self._records.write(self._record)
+        self._write()
+
+    def _write(self) -> None:
+        """Write the states down. A full disk must not end the programs; it is tried again later."""
+        try:
+            self._records.write(self._record)
+        except OSError:
+            self._is_behind = True
+        else:
+            self._is_behind = False
 
 
 def _reap(group: int) -> bool:

@@ -26,10 +26,12 @@ def djinn_add_settings(settings: Declarations) -> None:
 
 @hookimpl
 def djinn_check_settings(settings: Settings) -> None:
-    """Refuse a name for a session with several servers."""
-    if settings(NamedSettings).name and len(settings(Config).addresses) > 1:
-        raise ConfigurationError("A session with several servers cannot have a name.",
-                                 hint="Choose one of the servers.")
+    """Refuse a name for a session with several servers, or with any server of a cluster."""
+    addresses = settings(Config).addresses
+    if settings(NamedSettings).name and (len(addresses) > 1 or not addresses[0]):
+        raise ConfigurationError(
+            "A session with a name needs the address of one server, which keeps its values.",
+            hint="Give it as server; `djinn cluster status` lists those of a cluster.")
 
 
 @hookimpl

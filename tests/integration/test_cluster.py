@@ -30,6 +30,13 @@ print("serving here", flush=True)
 while True:
     signal.pause()
 """
+NOTES = """
+import os, pathlib, signal
+with pathlib.Path(os.environ["DJINN_SAMPLE"], "pids").open("a") as file:
+    file.write(f"{os.getpid()}\\n")
+print("serving here", flush=True)
+signal.pause()
+"""
 SERVERS = ("cluster", "up", "--servers", "2", "--name", "lab", "--", "--threads", "1", "--metrics-port", "0")
 
 
@@ -124,6 +131,25 @@ def test_programs_with_clients_that_do_not_finish_end_at_the_second_signal(loses
     engine.stop(0)
     assert has_ended(report.pid)
     assert [(tmp_path / "ended").read_text(), engine.programs()] == ["at the second", []]
+
+
+def test_programs_are_kept_running_while_their_states_cannot_be_written(tmp_path: Path) -> None:
+    engine = LocalEngines().open(tmp_path)
+    program = EngineProgram("server-0", (sys.executable, "-S", "-c", NOTES), {"DJINN_SAMPLE": str(tmp_path)})
+    pids = tmp_path / "pids"
+    engine.start(ClusterSpec("lab", (program,)))
+    try:
+        wait_until(lambda: [report.state for report in engine.programs()] == ["serving"], "it does not serve")
+        (tmp_path / "programs.new").mkdir()  # as a full disk, it lets no file be written
+        os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
+        wait_until(lambda: len(pids.read_text().split()) == 2, "it was not started again")
+        (tmp_path / "programs.new").rmdir()
+        os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
+        wait_until(lambda: [(report.state, report.restarts) for report in engine.programs()] == [("serving", 2)],
+                   "its state is not written")
+    finally:
+        engine.stop(0)
+    assert all(has_ended(int(pid)) for pid in pids.read_text().split())
 
 
 def test_a_server_that_cannot_start_is_reported_and_nothing_stays(clusters: Clusters) -> None:

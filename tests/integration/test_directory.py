@@ -46,6 +46,7 @@ from djinn_lib_server.secret_files import _is_exposed, key_in
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.serving import Serving
 
+import djinn
 from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
 from djinn.plugins import Plugins
 from djinn.session.connecting import connect
@@ -321,6 +322,20 @@ async def _in_thread(function: Callable[[], None]) -> None:
     from anyio.to_thread import run_sync
 
     await run_sync(function)
+
+
+def test_a_session_begins_on_another_server_if_the_one_that_is_named_first_does_not_answer(directory: str, server: Any
+                                                                                           ) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        gone = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
+    with connected(directory) as first, connected(directory) as second:
+        for sock, address, sessions in ((first, gone, 0), (second, server.address, 5)):
+            sock.sendall(encoded(Join(KEY, "lab", address)) + encoded(LoadReport(sessions=sessions)))
+        until(lambda: set(listed(directory)) == {gone, server.address})
+        assert resolve(directory)[0] == gone
+        session = djinn.init(cluster=directory, token=TOKEN)
+        assert session.backend.address == server.address
+        djinn.shutdown()
 
 
 def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_environment() -> None:
