@@ -236,19 +236,22 @@ class KeptFiles:
             How many bytes are free, and the files with their sizes.
 
         Raises:
-            OSError: Files of other tenants leave no room.
+            OSError: Files of other tenants, or of other programs, leave no room.
         """
         mine, files = path.parent, self._deletable(path.parent)
         arriving = [each for other, each in self._arriving.items() if other.parent == mine]
         held = {tenant: sum(size for _, size, _ in each) for tenant, each in files.items()}
         space = self._limit_bytes - sum(held.values()) - sum(each.position for each in arriving)
+        disk = os.statvfs(self._folder)
+        is_full, space = disk.f_bavail * disk.f_frsize < space, min(space, disk.f_bavail * disk.f_frsize)
         held[mine] += sum(each.size_bytes for each in arriving)
         part, found, missing_bytes = self._limit_bytes // len(held), list[tuple[int, Path]](), rest_bytes - space
         while missing_bytes > 0:
             over = [tenant for tenant, each in files.items() if each and held[tenant] > (
                 part if tenant == mine else max(part, held[mine]))]
             if not over:
-                raise OSError(errno.ENOSPC, "files of other tenants, which have equal parts, leave no room for it")
+                raise OSError(errno.ENOSPC, "the disk has too little room" if is_full else
+                              "files of other tenants, which have equal parts, leave no room for it")
             tenant = mine if mine in over else max(over, key=held.__getitem__)
             _, size, loser = files[tenant].pop()
             held[tenant] -= size

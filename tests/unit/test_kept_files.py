@@ -151,6 +151,19 @@ def test_a_file_larger_than_what_others_leave_is_refused_before_it_is_sent(tmp_p
     assert content(kept, DIGESTS[0]) == FILES[0]
 
 
+def test_a_file_larger_than_the_disk_is_refused_before_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptFiles(tmp_path, LIMIT)
+    disk = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((1, 1, 0, 0, len(FILES[0]) - 1, *disk[5:])))
+    assert send(kept, FILES[0], DIGESTS[0]) == KeepReply(
+        problem="The file cannot be kept: the disk has too little room.")
+    assert names(tmp_path) == []
+    monkeypatch.undo()
+    assert send(kept, FILES[0], DIGESTS[0]).is_stored
+
+
 def test_files_that_never_arrive_keep_no_other_tenant_out(tmp_path: Path) -> None:
     kept = KeptFiles(tmp_path, LIMIT)
     for number in (0, 1, 2):
