@@ -161,7 +161,7 @@ class TokenFileTenants(Authenticator):
         return self._tenant(tenant.name, entry)
 
     def _tenant(self, name: str, entry: TokenRecord) -> Tenant:
-        return Tenant(name, granted(entry.limits, self._defaults), entry.key, entry.weight)
+        return Tenant(name, granted(entry.limits, self._defaults), entry.key, entry.weight, entry.models)
 
     def _refresh(self) -> None:
         with self._lock:

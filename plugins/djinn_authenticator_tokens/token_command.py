@@ -45,6 +45,10 @@ def create(
         min=0, help="MiB that may be offloaded to host memory; 0: the server's default.")] = 0,
     max_programs: Annotated[int, typer.Option(
         min=0, help="Programs defined by one session; 0: the server's default.")] = 0,
+    models: Annotated[list[str] | None, typer.Option(
+        "--model", show_default=False, metavar="NAME",
+        help="A gated model that the tenant may use, or a pattern such as meta/*; see djinn serve --gated-model. "
+             "Repeatable.")] = None,
     expires: Annotated[str, typer.Option(
         show_default=False, metavar="30d|DATE",
         help="When the token ends, with the sessions that use it: after 90s, 30m, 12h, 30d or 2w, or at 2027-01-31 or "
@@ -56,7 +60,7 @@ def create(
     """
     file = _file(tokens)
     try:
-        token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())),
+        token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())), models=models or (),
                             limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
                                           max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20, max_programs))
     except ConfigurationError as error:
@@ -105,7 +109,7 @@ def list_tokens(tokens: _Path = "") -> None:
     """List tokens, one on each line: tenant, when made, when it ends, weight, and the tenant's own limits.
 
     These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
-    device, bytes on the host, and programs of a session.
+    device, bytes on the host, and programs of a session. Gated models that the tenant may use come last.
     """
     try:
         found = _file(tokens).read().tenants
@@ -116,7 +120,8 @@ def list_tokens(tokens: _Path = "") -> None:
         for secret in entry.secrets:
             end = "-" if not secret.expires else written(secret.expires)
             cells = (name, written(secret.created)[:10], end if secret.is_valid(now_s) else f"{end} (expired)",
-                     f"{entry.weight:g}", *(limit or "-" for limit in msgspec.structs.astuple(entry.limits)))
+                     f"{entry.weight:g}", *(limit or "-" for limit in msgspec.structs.astuple(entry.limits)),
+                     ",".join(entry.models) or "-")
             typer.echo("\t".join(map(str, cells)))
 
 

@@ -10,7 +10,7 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -67,12 +67,14 @@ class TokenRecord(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields
         others: Older tokens, the newest first.
         first: Digest of the tenant's first token, if the token was rotated since. It distinguishes the tenant from an
             earlier one of the same name.
+        models: Names or patterns of the gated models that the tenant may use.
     """
 
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
     limits: Limits = Limits()
     others: tuple[Secret, ...] = ()
     first: str = ""
+    models: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -150,7 +152,8 @@ class TokenFile:
                                      hint="Move it away and create the tokens anew.")
         return tokens
 
-    def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None, expires: int = 0) -> str:
+    def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None, expires: int = 0,
+               models: Iterable[str] = ()) -> str:
         """Create a token for a new tenant, and return it. The token itself is not stored.
 
         Args:
@@ -158,6 +161,7 @@ class TokenFile:
             weight: See `TokenRecord.weight`.
             limits: See `TokenRecord.limits`.
             expires: When it expires, in seconds since 1970; 0: never.
+            models: See `TokenRecord.models`.
 
         Raises:
             ConfigurationError: The name is taken or invalid, or the file cannot be used.
@@ -166,7 +170,8 @@ class TokenFile:
             raise ConfigurationError(f"{name!r} is no name of a tenant.",
                                      hint="Use up to 64 letters, digits, dots, dashes and underscores.")
         token, secret = _made(expires)
-        entry = TokenRecord(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits())
+        entry = TokenRecord(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits(),
+                            models=tuple(models))
         with self._locked():
             if name in self.read().tenants:
                 raise ConfigurationError(f"There is a token for {name!r} already.",

@@ -26,7 +26,7 @@ from djinn.wire.tensors import dtype_named
 if TYPE_CHECKING:
     import builtins
 
-__all__ = ("list", "load", "load_file", "made", "stored_files", "tensors_of")
+__all__ = ("all_made", "list", "load", "load_file", "made", "named", "stored_files", "tensors_of")
 
 _CHUNK_BYTES = 2**23
 _PIECE_BYTES = 2**24
@@ -62,8 +62,7 @@ def load(name: str, *, revision: str = "", dtype: torch.dtype | None = None, dev
     Raises:
         ConfigurationError: The server has no such model, or cannot use it.
     """
-    like = _like(device)
-    return _all_made(like, tensors_of(name, revision, device).tensors, dtype)
+    return all_made(tensors_of(name, revision, device), device, dtype)
 
 
 def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, device: Any = None
@@ -111,7 +110,7 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
         if answer.problem or not answer.models:
             return None
         found += answer.tensors
-    return _all_made(_like(device), found)
+    return all_made(StoreAnswer(tensors=tuple(found)), device)
 
 
 def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
@@ -156,13 +155,35 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()) else tensor.to(dtype)
 
 
-def _all_made(like: torch.Tensor, tensors: Sequence[StoredTensor], dtype: torch.dtype | None = None
-              ) -> dict[str, torch.Tensor]:
+def all_made(found: StoreAnswer, device: Any = None, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
     """Record the operations that make stored tensors, layer 10 behind layer 9: servers are filled in this order."""
-    ordered = sorted(tensors, key=lambda tensor: [
+    like = _like(device)
+    ordered = sorted(found.tensors, key=lambda tensor: [
         (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in _DIGITS.split(tensor.name)])
-    found = {tensor.name: _converted(made(like, tensor), dtype) for tensor in ordered}
-    return {tensor.name: found[tensor.name] for tensor in tensors}
+    values = {tensor.name: _converted(made(like, tensor), dtype) for tensor in ordered}
+    return {tensor.name: values[tensor.name] for tensor in found.tensors}
+
+
+def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: bool = False) -> StoreAnswer | None:
+    """Describe the first of several names that the server has, and its tensors; ``None`` if it has none of them.
+
+    Args:
+        names: Names of models.
+        revision: Preferred where the server has several.
+        device: A device of the server; the current one by default.
+        is_exact: Whether it must be that revision.
+
+    Raises:
+        ConfigurationError: The server cannot use that model.
+    """
+    stored = _answer(device, "").models
+    for name in names:
+        found = [model for model in stored if model.name == name]
+        exact = [model for model in found if revision and model.revision == revision]
+        if exact or (len(found) == 1 and not is_exact):
+            _log.info("%s: the server has this model", name)
+            return tensors_of(name, (exact or found)[0].revision, device)
+    return None
 
 
 def tensors_of(name: str, revision: str = "", device: Any = None) -> StoreAnswer:

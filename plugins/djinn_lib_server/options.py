@@ -260,6 +260,9 @@ class ServeOptions:
     models: Annotated[str, Option(
         "models", "Folder of models as safetensors files, which clients load by name; see djinn models.",
         metavar="DIR", is_path=True, shows_default=False)] = ""
+    gated_models: Annotated[tuple[str, ...], Option(
+        "gated-model", "A model, or a pattern such as meta/*, for tenants only whose token names it; see djinn token "
+                       "create --model. Repeatable.", metavar="NAME", shows_default=False)] = ()
     keep_model_bytes: Annotated[_Count, Option(
         "keep-models-mib", "MiB of model files that clients have sent and that stay below --models, each for its "
                            "tenant; tenants have equal parts. 0 keeps none.", unit=MIB)] = 0

@@ -29,12 +29,14 @@ class Tenant:
         limits: Its limits.
         key: Distinguishes it from a later tenant of the same name with another token.
         weight: Its share of a contended device.
+        models: Names or patterns of the gated models that it may use.
     """
 
     name: str = ""
     limits: Limits = attrs.field(factory=Limits)
     key: str = ""
     weight: float = 1.0
+    models: tuple[str, ...] = ()
 
 
 @attrs.frozen

@@ -142,6 +142,8 @@ class Authentication:
             raise TypeError("no key")
         if not 0 < tenant.weight < math.inf:
             raise ValueError("no weight")
+        if not isinstance(tenant.models, tuple) or not all(isinstance(name, str) for name in tenant.models):
+            raise TypeError("no names of models")
         if not isinstance(token, bytes) or len(token) > MAX_IDENTITY_BYTES:
             raise ValueError("no identity of a token")
         if client.expires_s is not None:

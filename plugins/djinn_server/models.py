@@ -8,13 +8,15 @@ import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import anyio
 import anyio.to_thread
 import attrs
 import torch
 from djinn_lib_server.kinds.store import ModelStore, SupportsKeeping, TensorExtent
+from djinn_lib_server.tenants import Tenant
 from djinn_lib_service.kept_memory import map_private
 from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredFile, StoredModel, StoredTensor
 from djinn_lib_service.tensor_bytes import buffer_of
@@ -41,21 +43,23 @@ class GatewayModels:
     Args:
         store: Has the models.
         tasks: Where requests wait.
+        gated: Names or patterns of models that only tenants can use whose tokens name them.
 
     Concurrency:
         Tasks of one event loop; the store is asked in threads.
     """
 
-    def __init__(self, store: ModelStore, tasks: Tasks) -> None:
+    def __init__(self, store: ModelStore, tasks: Tasks, gated: Sequence[str] = ()) -> None:
         self._store = store
+        self._gated = gated
         self._tasks = tasks
         self._threads = anyio.CapacityLimiter(MAX_READERS)
 
-    def answer(self, request: FromStore, control: AwaitedControl, tenant: str = "") -> None:
+    def answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant) -> None:
         """Answer the worker of a tenant; returns at once."""
         self._tasks.spawn(self._answer, request, control, tenant)
 
-    async def _answer(self, request: FromStore, control: AwaitedControl, tenant: str) -> None:
+    async def _answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant) -> None:
         reply, descriptor = await anyio.to_thread.run_sync(self._found, request, tenant, limiter=self._threads)
         try:
             await control.send(reply, descriptor)
@@ -65,26 +69,45 @@ class GatewayModels:
             if descriptor is not None:
                 os.close(descriptor)
 
-    def _found(self, request: FromStore, tenant: str) -> tuple[StoreReply, int | None]:
+    def _found(self, request: FromStore, tenant: Tenant) -> tuple[StoreReply, int | None]:
         store = self._store
         keeper = store if isinstance(store, SupportsKeeping) and store.keep_bytes else None
         try:
             if not request.digest:
-                return StoreReply(request.number, tuple(store.models()),
+                return StoreReply(request.number, tuple(self._permitted(tenant)),
                                   keeps_bytes=0 if keeper is None else keeper.keep_bytes), None
             if request.piece is not None:
-                return StoreReply(request.number, kept=_kept(request, keeper, tenant)), None
+                return StoreReply(request.number, kept=_kept(request, keeper, _key(tenant))), None
             try:
-                return StoreReply(request.number), store.open(request.digest)
+                return StoreReply(request.number), self._opened(request.digest, tenant)
             except LookupError:
                 if keeper is None:
                     raise
-            return StoreReply(request.number), keeper.open_kept(tenant, request.digest)
+            return StoreReply(request.number), keeper.open_kept(_key(tenant), request.digest)
         except LookupError as error:
             return StoreReply(request.number, problem=str(error)), None
         except Exception:  # noqa: BLE001  # logged in full; a store that fails must not end the gateway
             _log.exception("the model store failed")
             return StoreReply(request.number, problem="The model store failed; the server's log says why."), None
+
+    def _permitted(self, tenant: Tenant) -> list[StoredModel]:
+        """List the models that a tenant may use; it must not learn of others."""
+        return [model for model in self._store.models()
+                if not _matches(model.name, self._gated) or _matches(model.name, tenant.models)]
+
+    def _opened(self, digest: str, tenant: Tenant) -> int:
+        if self._gated and not any(file.digest == digest for model in self._permitted(tenant) for file in model.files):
+            raise LookupError(f"No file with the digest {digest[:64]} is stored.")
+        return self._store.open(digest)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _key(tenant: Tenant) -> str:
+    """Tell a tenant's kept files from those of other tenants."""
+    return f"{tenant.name}\0{tenant.key}"
 
 
 def _kept(request: FromStore, keeper: SupportsKeeping | None, tenant: str) -> KeepReply:

@@ -138,7 +138,8 @@ def open_server(
     models = None if stores is None else stores.open(options)
     supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
                             exchange=Exchange(peers, plugins.transport_for, tasks),
-                            models=None if models is None else GatewayModels(models, tasks), places=places)
+                            models=None if models is None else GatewayModels(models, tasks, options.gated_models),
+                            places=places)
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
     try:

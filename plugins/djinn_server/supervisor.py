@@ -392,7 +392,7 @@ class Supervisor:
         account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
         try:
             await worker.watch(account.heed, lambda: self._drained(post), self._exchange, self._models,
-                               f"{post.tenant.name}\0{post.tenant.key}")
+                               lambda: post.tenant)
         finally:
             # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
             self.ledger.close(account)

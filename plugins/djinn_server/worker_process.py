@@ -13,6 +13,7 @@ import anyio
 import anyio.to_thread
 import attrs
 import msgspec
+from djinn_lib_server.tenants import Tenant
 from djinn_lib_service.kinds.transport import Channel, SupportsHandover
 
 from djinn import errors
@@ -185,8 +186,9 @@ class Worker:
         self._port = message.address.rpartition(":")[2]
 
     async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
-                    exchange: Exchange | None = None, models: GatewayModels | None = None, tenant: str = "") -> None:
-        """Handle its messages until it ends; ``tenant`` tells its kept files from those of other tenants."""
+                    exchange: Exchange | None = None, models: GatewayModels | None = None,
+                    tenant: Callable[[], Tenant] = Tenant) -> None:
+        """Handle its messages until it ends; ``tenant`` returns its tenant as it is now."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
             if isinstance(message, Taken):
@@ -195,7 +197,7 @@ class Worker:
             elif isinstance(message, Dial) and exchange is not None:
                 exchange.connect(message, self._control)
             elif isinstance(message, FromStore) and models is not None:
-                models.answer(message, self._control, tenant)
+                models.answer(message, self._control, tenant())
             elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_lib_models.models import made, tensors_of
 from djinn_server.models import MIN_MAPPED_BYTES
 from support.processes.warm import clean_environment
 from support.servers.fleet import fleet_of
@@ -28,6 +29,7 @@ WEIGHTS = {
     "scalar": torch.tensor(2.5, dtype=torch.float64), "flags": torch.tensor([True, False]),
 }
 LARGE_BYTES = 500 * 10**6
+DEVICE = "remote_accelerator:0"
 GROWTH_BYTES = 20 * 10**6
 CLIENT = """
 import resource, sys, torch, djinn
@@ -209,13 +211,18 @@ def test_a_pretrained_model_of_files_that_the_server_has_is_not_sent(store: Path
     prompt = torch.arange(3, 9)[None]
     expected = local.generate(prompt, max_new_tokens=6, do_sample=False)
     configured = {"config": local.config, "state_dict": djinn.models.load("gpt")}
-    for place, options in ((tmp_path / "mine", {}), (None, configured)):
+    for folder in ("gpt", "other"):
+        shutil.copytree(tmp_path / "mine", tmp_path / folder, ignore=shutil.ignore_patterns("model*"))
+    for place, options in ((tmp_path / "mine", {}), (None, configured), (tmp_path / "gpt", {})):
         before = djinn.stats()["bytes_sent"]
         remote = GPT2LMHeadModel.from_pretrained(place, device_map="remote_accelerator:0", **options).eval()
         assert remote.lm_head.weight is remote.transformer.wte.weight
         found = remote.generate(prompt.to("remote_accelerator:0"), max_new_tokens=6, do_sample=False)
         assert torch.equal(found.cpu(), expected)
         assert djinn.stats()["bytes_sent"] - before < local.num_parameters() * 4 / 4
+    for folder, device in (("gpt", "cpu"), ("other", DEVICE)):
+        with pytest.raises(OSError, match="no file named model.safetensors"):
+            GPT2LMHeadModel.from_pretrained(tmp_path / folder, device_map=device)
     before = djinn.stats()["bytes_sent"]
     lower, expected = (GPT2LMHeadModel.from_pretrained(tmp_path / "mine", dtype=torch.bfloat16, device_map=place).eval()
                        for place in ("remote_accelerator:0", "cpu"))
@@ -327,11 +334,11 @@ def test_a_file_that_the_server_lacks_is_sent_once_and_kept_for_its_tenant(
     store: Path, start_server: Any, tmp_path: Path
 ) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    first, other = tokens.create("first"), tokens.create("other")
+    first, other = tokens.create("first", models=["plain", "ow*"]), tokens.create("other", models=["owner"])
     mine, size = tmp_path / "mine.safetensors", 8 * 2**20
     save_file({"w": torch.arange(size // 4, dtype=torch.float32)}, mine)
     running = start_server("--models", str(store), "--keep-models-mib", "32", "--tokens", str(tokens.path),
-                           "--sandbox", "auto")
+                           "--sandbox", "auto", "--gated-model", "plain", "--gated-model", "owner/*")
     for token, is_sent in ((first, True), (first, False), (other, True)):
         djinn.init(server=running.address, token=token)
         names = [model.name for model in djinn.models.list()]
@@ -341,4 +348,12 @@ def test_a_file_that_the_server_lacks_is_sent_once_and_kept_for_its_tenant(
         sent = djinn.stats()["bytes_sent"] - before
         assert size <= sent < 1.1 * size if is_sent else sent < 20_000
         assert [model.name for model in djinn.models.list()] == names, "it is not listed"
+        assert names == (["owner/sharded", "plain", "whole"] if token == first else ["whole"])
+        if token == first:
+            gated = tensors_of("plain").tensors[0]
+            assert djinn.models.load("plain")["x"].sum().item() == 5
+    with pytest.raises(ConfigurationError, match="No model plain is stored"):
+        djinn.models.load("plain")
+    with pytest.raises(RuntimeError, match="No file with the digest"):
+        made(torch.empty(0, device=DEVICE), gated).sum().item()
     djinn.shutdown()
