@@ -36,7 +36,7 @@ _ATTENTION_RANK = 4
 
 
 class PromptFinder:
-    """Divides tape into operations that read prompts, and others. What it has seen decides for the next piece, too.
+    """Divides tape into operations that read prompts, and others. Earlier pieces decide for the next one, too.
 
     A lookup of embeddings and attention say for how many positions a step is; the operations between them say nothing.
 
@@ -80,8 +80,8 @@ class PhasePlacement(JointPlacement):
     """Placement by phase: all executors form one device, whose values the first one holds.
 
     The first executor does all work but prompts. A prompt is read by another one where that takes less time, by the
-    speed and the load of each, with everything that has to move there and back. What has been made there, such as a KV
-    cache, goes directly to the first executor when it reads that.
+    speed and the load of each, with everything that has to move there and back. Its results, such as a KV
+    cache, go directly to the first executor when it reads them.
 
     Weights that another executor lacks are sent to it when the time that their absence has cost so far exceeds the time
     that sending them takes.
@@ -201,7 +201,7 @@ class PhasePlacement(JointPlacement):
 
 
 def _traffic(part: Sequence[Node], gone: set[int]) -> tuple[dict[int, int], int]:
-    """Return the bytes of each value that a part reads from outside; and those of what is left of it at its end."""
+    """Return the bytes of each value that a part reads from outside; and the bytes of its results that are kept."""
     made: set[int] = set()
     inputs: dict[int, int] = {}
     kept_bytes = 0

@@ -91,7 +91,7 @@ class GatewayModels:
             return StoreReply(request.number, problem="The model store failed; the server's log says why."), None
 
     def _permitted(self, tenant: Tenant) -> list[StoredModel]:
-        """List the models that a tenant may use; it must not learn of others."""
+        """List the models that a tenant may use; others are not there for it."""
         return [model for model in self._store.models()
                 if not _matches(model.name, self._gated) or _matches(model.name, tenant.models)]
 
