@@ -8,13 +8,14 @@ from typing import Any, TypeAlias
 
 import torch
 from djinn_lib_service.attention_operators import dtype_of_sums, padded_rows
+from djinn_lib_service.norm_operators import dtype_of_rms, size_of_rms
 
 from djinn_guard_core.preconditions import Named, expect, numel_is, same_size, size_is
 
 __all__ = ("Rule", "attention", "attention_backward", "attention_residuals", "attention_with_residuals",
            "encoder_layer", "fused_optimizer", "multi_head_attention", "packed_network", "recurrent",
            "recurrent_backward", "recurrent_network", "recurrent_network_backward", "whole_attention",
-           "whole_batch_norm")
+           "whole_batch_norm", "whole_rms_norm")
 
 Rule: TypeAlias = Callable[[Named], None]
 """Raises the error that the kernel should raise."""
@@ -94,6 +95,19 @@ def whole_batch_norm(named: Named) -> None:
     if "grad_out" in named:
         same_size(named, "input", "grad_out")
         expect(named["grad_out"].dtype == tensor.dtype, "grad_out of another dtype")
+
+
+def whole_rms_norm(named: Named) -> None:
+    """Check RMS norm and its backward pass: the last dimensions are normalized, and everything is of one dtype."""
+    tensor, size = named["input"], tuple(named["normalized_shape"])
+    expect(0 < len(size) <= tensor.dim() and tuple(tensor.shape[-len(size):]) == size and tensor.numel() > 0,
+           f"input has the size {list(tensor.shape)}, and {list(size)} are normalized")
+    for name, wanted, dtype in (("weight", size, tensor.dtype), ("grad_out", tuple(tensor.shape), tensor.dtype),
+                                ("rstd", size_of_rms(tensor, size), dtype_of_rms(tensor.dtype))):
+        given = named.get(name)
+        if given is not None:
+            size_is(named, name, wanted)
+            expect(given.dtype == dtype and given.device == tensor.device, f"{name} does not fit input")
 
 
 def recurrent_network(gates: int) -> Rule:

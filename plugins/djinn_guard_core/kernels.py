@@ -488,6 +488,7 @@ RULES: Mapping[str, Rule] = {
     **{name: layers.recurrent_network(gates)
        for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))},
     **dict.fromkeys(("batch_norm_training", "batch_norm_inference", "batch_norm_gradients"), layers.whole_batch_norm),
+    **dict.fromkeys(("rms_norm_training", "rms_norm_gradients"), layers.whole_rms_norm),
     "recurrent_packed": layers.packed_network,
     "recurrent_backward": layers.recurrent_network_backward,
     "segment_reduce": _segments,

@@ -14,7 +14,7 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import copying, exporting, gradients, losses, recurrent, saving, tuples
+from djinn_interceptor_device import copying, exporting, gradients, losses, recurrent, remote_norms, saving, tuples
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
@@ -39,6 +39,16 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
             return call(*args, **kwargs)
         with _below_autograd():
             return call(*args, **kwargs)
+
+
+def keep_rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record RMS norm whole, also if a gradient is needed and the executor's device has kernels for it."""
+    if gradients.are_needed(args, kwargs):
+        with _without_functions():
+            made = remote_norms.rms_norm(runtime.current(), *args, **kwargs)
+        if made is not NotImplemented:
+            return made
+    return keep_whole(function, args, kwargs)
 
 
 def split_at_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -122,14 +132,14 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
     **dict.fromkeys(
         (
-            F.linear, F.layer_norm, F.group_norm, F.rms_norm, torch.layer_norm,
-            torch.group_norm, torch.rms_norm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__,
-            torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm, torch.linalg.norm,
-            torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals, torch.linalg.eigvalsh,
-            F.max_pool1d, torch.max_pool1d,
+            F.linear, F.layer_norm, F.group_norm, torch.layer_norm, torch.group_norm, torch.matmul, torch.Tensor.matmul,
+            torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm,
+            torch.linalg.norm, torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals,
+            torch.linalg.eigvalsh, F.max_pool1d, torch.max_pool1d,
         ),
         shortcuts.shortened(keep_whole),
     ),
+    **dict.fromkeys((F.rms_norm, torch.rms_norm), shortcuts.shortened(keep_rms_norm)),
     _ATTENTION: shortcuts.shortened(keep_whole, allowed_kernels),
     **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),

@@ -1,4 +1,4 @@
-"""Batch norm on a device whose library has kernels for it, as operators of the namespace ``djinn``.
+"""Batch norm and RMS norm on a device that has kernels for them, as operators of the namespace ``djinn``.
 
 On a CUDA device PyTorch computes batch norm with cuDNN or with its own kernels, by the metadata of the call and by
 switches. These operators let it choose where they run.
@@ -8,13 +8,17 @@ these operators: where there is one, the backward operator runs the forward pass
 which gives the same reserve. So a client knows the metadata of each result without a question, and a server need not
 trust bytes that cuDNN would take for granted.
 
+RMS norm with gradients has a fused kernel each way on a CUDA device. Elsewhere these operators compute its formula.
+
 Source:
     ``_select_batch_norm_backend`` and ``_batch_norm_impl_index`` of aten/src/ATen/native/Normalization.cpp;
-    ``_get_cudnn_batch_norm_reserve_space_size`` of aten/src/ATen/native/cudnn/BatchNorm.cpp.
+    ``_get_cudnn_batch_norm_reserve_space_size`` of aten/src/ATen/native/cudnn/BatchNorm.cpp; ``rms_norm_symint`` of
+    aten/src/ATen/native/layer_norm.cpp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -23,9 +27,10 @@ from torch._prims_common import suggest_memory_format
 
 from djinn_lib_service.own_operators import define_operators
 
-__all__ = ("NORM_OPERATORS", "NormOperators", "norm_operators")
+__all__ = ("NORM_OPERATORS", "NormOperators", "dtype_of_rms", "norm_operators", "rms_gradients", "size_of_rms")
 
 _TRAINING, _INFERENCE, _BACKWARD = "batch_norm_training", "batch_norm_inference", "batch_norm_gradients"
+_RMS, _RMS_BACKWARD = "rms_norm_training", "rms_norm_gradients"
 _SCHEMAS = {
     _TRAINING: "(Tensor input, Tensor weight, Tensor bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
                "float momentum, float eps) -> (Tensor, Tensor, Tensor)",
@@ -33,6 +38,9 @@ _SCHEMAS = {
                 "-> (Tensor, Tensor, Tensor)",
     _BACKWARD: "(Tensor grad_out, Tensor input, Tensor weight, Tensor save_mean, Tensor save_invstd, float eps) "
                "-> (Tensor, Tensor, Tensor)",
+    _RMS: "(Tensor input, int[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
+    _RMS_BACKWARD: "(Tensor grad_out, Tensor input, int[] normalized_shape, Tensor rstd, Tensor? weight) "
+                   "-> (Tensor, Tensor)",
 }
 NORM_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names."""
@@ -46,18 +54,23 @@ class NormOperators(NamedTuple):
         training: Returns the result, and mean and inverse standard deviation of each channel.
         inference: Returns the result, and two empty tensors.
         backward: Returns the gradients of input, weight and bias, in training.
+        rms_training: RMS norm; returns the result, and the inverse root mean squares.
+        rms_backward: Returns the gradients of its input and its weight; an empty one, if there is no weight.
     """
 
     training: Any
     inference: Any
     backward: Any
+    rms_training: Any
+    rms_backward: Any
 
 
 @cache
 def norm_operators() -> NormOperators:
     """Return the operators; the first call defines them."""
     kernels = {_TRAINING: (_training, _training_meta), _INFERENCE: (_inference, _inference_meta),
-               _BACKWARD: (_backward, _backward_meta)}
+               _BACKWARD: (_backward, _backward_meta), _RMS: (_rms, _rms_meta),
+               _RMS_BACKWARD: (_rms_backward, _rms_backward_meta)}
     return NormOperators(*define_operators(_SCHEMAS, kernels))
 
 
@@ -126,3 +139,63 @@ def _backward_meta(
 
 def _empty(like: torch.Tensor) -> torch.Tensor:
     return torch.empty(like.shape, dtype=like.dtype, device=like.device, memory_format=suggest_memory_format(like))
+
+
+def size_of_rms(tensor: torch.Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the size of the inverse root mean squares of a tensor."""
+    return (*tensor.shape[: tensor.dim() - len(normalized_shape)], *(1 for _ in normalized_shape))
+
+
+def dtype_of_rms(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the inverse root mean squares of a tensor of some dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rms_gradients(
+    grad_out: torch.Tensor, input: torch.Tensor, normalized_shape: Sequence[int],  # noqa: A002  # PyTorch's name
+    rstd: torch.Tensor, weight: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of RMS norm with respect to its input and its weight, by their formula."""
+    outer = list(range(input.dim() - len(normalized_shape)))
+    inner = list(range(len(outer), input.dim()))
+    scaled, given = input.to(rstd.dtype) * rstd, grad_out.to(rstd.dtype)
+    onward = given if weight is None else given * weight
+    found = rstd * (onward - scaled * (onward * scaled).mean(inner, keepdim=True))
+    of_weight = input.new_empty(0) if weight is None else (given * scaled).sum(outer).to(weight.dtype) if outer else (
+        (given * scaled).to(weight.dtype))
+    return found.to(input.dtype), of_weight
+
+
+def _rms(
+    input: torch.Tensor, normalized_shape: Sequence[int],  # noqa: A002  # PyTorch's name
+    weight: torch.Tensor | None, eps: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    found, rstd = aten._fused_rms_norm(input, normalized_shape, weight, eps)
+    return found.contiguous(), rstd.to(dtype_of_rms(input.dtype)).contiguous()
+
+
+def _rms_meta(
+    input: torch.Tensor, normalized_shape: Sequence[int], *_: Any  # noqa: A002  # PyTorch's name
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return input.new_empty(input.shape), input.new_empty(
+        size_of_rms(input, normalized_shape), dtype=dtype_of_rms(input.dtype))
+
+
+def _rms_backward(
+    grad_out: torch.Tensor, input: torch.Tensor, normalized_shape: Sequence[int],  # noqa: A002  # PyTorch's name
+    rstd: torch.Tensor, weight: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if input.is_cuda:
+        found, of_weight = aten._fused_rms_norm_backward(
+            grad_out, input, normalized_shape, rstd, weight, [True, weight is not None])
+        of_weight = input.new_empty(0) if weight is None else of_weight
+    else:
+        found, of_weight = rms_gradients(grad_out, input, normalized_shape, rstd, weight)
+    return found.contiguous(), of_weight.contiguous()
+
+
+def _rms_backward_meta(
+    grad_out: torch.Tensor, input: torch.Tensor, normalized_shape: Sequence[int],  # noqa: A002  # PyTorch's name
+    rstd: torch.Tensor, weight: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return input.new_empty(input.shape), input.new_empty(0) if weight is None else weight.new_empty(weight.shape)

@@ -59,7 +59,7 @@ FACTORIES = _names("""
 
 FUSED_NORMS = {
     "layer_norm": "layer", "native_layer_norm": "layer",
-    "rms_norm": "rms", "_fused_rms_norm": "rms",
+    "rms_norm": "rms", "_fused_rms_norm": "rms", "rms_norm_training": "rms",
     "group_norm": "group", "native_group_norm": "group",
     "batch_norm": "batch", "native_batch_norm": "batch", "_native_batch_norm_legit": "batch",
     "_native_batch_norm_legit_no_training": "batch", "_native_batch_norm_legit_functional": "batch",

@@ -1,8 +1,12 @@
-"""Batch norm as a client records it for a CUDA executor, run by a guarded server with the kernels of its CPU."""
+"""Batch norm and RMS norm as a client records them for a CUDA executor.
+
+A guarded server runs them with the kernels of its CPU.
+"""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -93,8 +97,10 @@ def test_a_new_size_costs_no_round_trip(server: Any) -> None:
         assert djinn.stats()["round_trips"] - before == 1
 
 
-def test_gradients_of_gradients(server: Any) -> None:
+@pytest.mark.parametrize("kind", ["batch", "rms"])
+def test_gradients_of_gradients(server: Any, kind: str) -> None:
     layer, data = made("2d")
+    layer = nn.RMSNorm(6) if kind == "rms" else layer
 
     def second(device: str) -> torch.Tensor:
         leaf = data.detach().to(device).requires_grad_()
@@ -132,6 +138,11 @@ def test_a_guard_refuses_what_does_not_fit(server: Any) -> None:
             lambda: operators.inference(data, channel, channel, channel, short, 1e-5),
             lambda: operators.backward(data[:1], data, channel, channel, channel, 1e-5),
             lambda: operators.backward(data, data, channel, channel, channel.double(), 1e-5),
+            lambda: operators.rms_training(data, [4], None, 1e-5),
+            lambda: operators.rms_training(data, [3], channel, 1e-5),
+            lambda: operators.rms_training(data, [3], short.double(), 1e-5),
+            lambda: operators.rms_backward(data[:1], data, [3], data[..., :1], short),
+            lambda: operators.rms_backward(data, data, [3], data, short),
         ):
             with pytest.raises(RuntimeError, match=r"has the size|does not fit"):
                 call()[0].cpu()
@@ -145,3 +156,34 @@ def test_rms_norm_without_gradients_is_one_operation(server: Any) -> None:
             got = layer(there)
         torch.testing.assert_close(got.cpu(), layer.cpu()(data))
     assert names_in(captured) == ["aten::rms_norm"]
+
+
+@pytest.mark.parametrize("kind", ["weight", "no weight", "two dimensions", "strided"])
+def test_rms_norm_is_trained_by_one_operation_each_way(server: Any, kind: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.RMSNorm((5, 6) if kind == "two dimensions" else 6, elementwise_affine=kind != "no weight")
+    data = torch.randn(3, 6, 5).mT if kind == "strided" else torch.randn(3, 5, 6)
+    names = recorded(server, layer, data)
+    assert (names.count("djinn::rms_norm_training"), names.count("djinn::rms_norm_gradients")) == (1, 1), names
+    assert "aten::rsqrt" not in names
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_rms_norm_in_other_dtypes(server: Any, dtype: torch.dtype) -> None:
+    layer, data = nn.RMSNorm(6, dtype=dtype), torch.randn(3, 6, dtype=dtype)
+    assert "djinn::rms_norm_training" in recorded(server, layer, data)
+
+
+@pytest.mark.parametrize("why", ["weight of another dtype", "channels last", "autocast"])
+def test_rms_norm_is_decomposed_where_local_cuda_does(server: Any, why: str) -> None:
+    layer, data = nn.RMSNorm(6), torch.randn(2, 3, 5, 6)
+    data = data.bfloat16() if why == "weight of another dtype" else (
+        data.to(memory_format=torch.channels_last) if why == "channels last" else data)
+    with (
+        believed_cuda(server=server.address), warnings.catch_warnings(),
+        torch.autocast("remote_accelerator", torch.bfloat16, enabled=why == "autocast"),
+    ):
+        warnings.simplefilter("ignore")
+        with djinn.capture(modules=False) as captured:
+            layer.to(D)(data.to(D)).sum().backward()
+    assert not [name for name in names_in(captured) if name.startswith("djinn::")]
