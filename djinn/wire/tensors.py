@@ -63,9 +63,13 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
     Ownership:
         The result may be ``tensor`` itself.
+
+    Raises:
+        RuntimeError: It has no memory: its class contains other tensors.
     """
-    tensor = tensor.detach()
+    tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    tensor = tensor.cpu()
+    # Of a tensor without memory, `Tensor.data_ptr` gives its offset, which would be taken for an address. This raises.
+    tensor.untyped_storage().data_ptr()
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()

@@ -62,7 +62,9 @@ class UploadingInterop(HostInterop):
         return self._session.dispatch(operator, *self._lifted(args, kwargs))
 
     def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation that returns Python values on the executor."""
+        """Run an operation that returns Python values on the executor, unless another class does."""
+        if any(_contains_others(tensor) for tensor in tensors_in((args, tuple(kwargs.values())))):
+            return NotImplemented
         return self._session.trigger(operator, *self._lifted(args, kwargs))
 
     def at_home(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,6 +132,12 @@ class UploadingInterop(HostInterop):
     def _leaves_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         logical = self._session.device.type
         return any(isinstance(item, torch.device) and item.type != logical for item in (*args, *kwargs.values()))
+
+
+def _contains_others(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's class carries out operators on tensors that it contains, and has no memory itself."""
+    return (not isinstance(tensor, LazyTensor)
+            and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__)
 
 
 def _generator(items: Any) -> torch.Generator | None:

@@ -9,11 +9,22 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from djinn.record import devices
 from djinn.record.tensor import LazyTensor
+from djinn_interceptor_device.subclasses import can_be_lazy
 
 _PYTORCHS_OWN = (torch._C.DispatchKey.CompositeExplicitAutograd,
-                 torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional)
+                 torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional, torch._C.DispatchKey.Meta)
 """Where PyTorch registers kernels that only use metadata."""
+
+
+def has_no_data(tensor: torch.Tensor) -> bool:
+    """Whether a tensor of the device has only metadata: a fake one, or one whose class keeps its data in others.
+
+    A tensor of such a class arrives here only while dispatch to its class is switched off.
+    """
+    return not isinstance(tensor, LazyTensor) and (
+        tensor.is_meta or (not can_be_lazy(type(tensor)) and tensor.device.type == devices.logical_device().type))
 
 
 def leave_fakes(find: Callable[[], Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,13 +38,13 @@ def leave_fakes(find: Callable[[], Any], kernel: Callable[..., Any]) -> Callable
     """
 
     def dispatch(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, LazyTensor) or not tensor.is_meta:
+        if not has_no_data(tensor):
             return kernel(tensor, *args, **kwargs)
         operator = find()
         own = next(key for key in _PYTORCHS_OWN
                    if torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key.name))
         made = operator._op_dk(own, tensor, *args, **kwargs)
-        if operator is torch.ops.aten.detach.default:
+        if tensor.is_meta and operator is torch.ops.aten.detach.default:
             # `FakeTensor` detaches what it wraps, and takes over the result's Python object, which a kernel in Python
             # cannot help making.
             made.__class__ = FakeTensor

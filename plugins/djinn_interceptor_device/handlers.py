@@ -19,6 +19,7 @@ from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
 from djinn_interceptor_device.saving import set_storage
 from djinn_interceptor_device.sequences import pack_padded
+from djinn_interceptor_device.subclasses import can_be_lazy
 from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
         return sparse.run(operator, args, kwargs)
     if not isinstance(source, torch.Tensor):
         return copy_(session, operator, (target, torch.tensor(source, dtype=_WRAPPED[type(source)]), *args[2:]), kwargs)
+    if not isinstance(source, LazyTensor) and not can_be_lazy(type(source)):
+        return NotImplemented  # It contains other tensors, and its class copies these.
     if not isinstance(target, LazyTensor):
         if target.device.type == "meta":
             return target

@@ -30,6 +30,13 @@ _ASKED = (
 )
 """Operators that PyTorch executes on any device with its own kernels."""
 
+_OF_METADATA = ("as_strided", "set_.source_Storage_storage_offset", "set_.source_Tensor", "unfold", "view",
+                "view_as_complex", "view_as_real")
+"""Views for which each device has a kernel; tensors without data get that of the meta device.
+
+The kernel for all other operators is not called for tensors with the Python dispatch key, while that key is off.
+"""
+
 _OWN = ("_value", "_is_param", storage_references.MARK)
 """Attributes that a tensor has because it is lazy; all others are attached by the program."""
 
@@ -43,7 +50,7 @@ def register(
     """Register the kernels; ``kernel`` makes that of an operator that is simply recorded, ``operator`` finds it."""
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("_has_compatible_shallow_copy_type", become, key)
-    for name in _ASKED:
+    for name in (*_ASKED, *_OF_METADATA):
         library.impl(name, fakes.leave_fakes(partial(operator, name), kernel(name)), "PrivateUse1")
 
 

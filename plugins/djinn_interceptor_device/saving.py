@@ -63,13 +63,17 @@ class RemoteStorage(torch.UntypedStorage):
 
     def nbytes(self) -> int:
         """Return the number of bytes; bytes that no living tensor covers may be missing."""
-        with _without_functions():
-            base = self.tensor._base
-        spec = (base if isinstance(base, LazyTensor) else self.tensor)._value.spec
+        spec = self._reaching()._value.spec
         if 0 in spec.size:
             return 0
         reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
         return (spec.storage_offset + reach + 1) * spec.dtype.itemsize
+
+    def _reaching(self) -> LazyTensor:
+        """Return the tensor that reaches farthest here, and is neither conjugated nor negated if there is one."""
+        with _without_functions():
+            base = self.tensor._base
+        return base if isinstance(base, LazyTensor) else self.tensor
 
     def size(self) -> int:
         """Return the number of bytes."""
@@ -81,7 +85,7 @@ class RemoteStorage(torch.UntypedStorage):
     def elements(self, dtype: torch.dtype) -> LazyTensor:
         """View the whole storage as ``dtype[N]``."""
         with _without_functions(), torch.no_grad():
-            held: Any = self.tensor.detach()
+            held: Any = self._reaching().detach()
             whole = held.as_strided((self.nbytes() // held.dtype.itemsize,), (1,), 0)
             if whole.dtype != dtype:
                 count = self.nbytes() // dtype.itemsize * dtype.itemsize
@@ -95,6 +99,10 @@ class RemoteStorage(torch.UntypedStorage):
         # The tensor itself, if it is all of the storage: it may be at home already.
         whole = self.tensor if is_all and not spec.dtype.is_complex else self.elements(torch.uint8)
         return whole.materialize().untyped_storage()
+
+    def clone(self) -> Self:
+        """Copy the bytes, on the device."""
+        return self.of(self.elements(torch.uint8).clone())  # type: ignore[arg-type]  # lazy, as what it copies
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
         """Download the bytes, or leave them on the device."""
@@ -127,7 +135,7 @@ class RemoteStorage(torch.UntypedStorage):
         raise UnsupportedTensorError("The memory of a remote tensor is not in this process.",
                                      hint="Use tensor.cpu() to bring its data home.")
 
-    __getitem__ = __setitem__ = __iter__ = __copy__ = __deepcopy__ = _refuse
+    __getitem__ = __setitem__ = __iter__ = _refuse
 
 
 for _name in dir(torch.UntypedStorage):

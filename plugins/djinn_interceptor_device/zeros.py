@@ -41,7 +41,8 @@ class LazyZeros(LazyTensor):
         if not facts.changes_metadata and any(isinstance(named.get(name), LazyZeros) for name in facts.written):
             raise RuntimeError("ZeroTensors are immutable. Please use the materialized zero tensor obtained using "
                                ".clone() if you want a mutable tensor.")
-        rule = _RULES.get(func)
+        # If another class takes part, it decides, and the rules would get no result.
+        rule = _RULES.get(func) if all(issubclass(one, LazyTensor) for one in types) else None
         made = NotImplemented if rule is None else rule(*args, **kwargs)
         if made is not NotImplemented:
             return made

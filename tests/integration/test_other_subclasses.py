@@ -10,8 +10,10 @@ from typing import Any, Self
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_map_only
 
-import djinn  # noqa: F401  # registers the device
+from djinn.session import runtime
 
 DEVICES = ("cpu", "remote_accelerator:0")
 
@@ -56,6 +58,65 @@ def test_a_subclass_handles_the_functions_that_it_knows_whichever_operand_comes_
 def test_what_a_subclass_does_not_know_is_its_own_error(device: str) -> None:
     with pytest.raises(NotImplementedError, match="Halved does not know aten"):
         torch.ones(2, device=device) + Halved(torch.ones(2, device=device))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor around another one, which carries out all operators on that one."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Self:
+        made: Self = torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.inner, args), **(kwargs or {}))
+
+
+WITH_ORDINARY: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "copied into": lambda plain, wrapped: plain.clone().copy_(wrapped),
+    "compared": torch.equal,
+    "added": torch.add,
+    "zeros": lambda plain, wrapped: torch._efficientzerotensor(4, device=plain.device) + wrapped,
+}
+
+
+@pytest.mark.parametrize("act", WITH_ORDINARY.values(), ids=WITH_ORDINARY.keys())
+@pytest.mark.parametrize("inner", DEVICES)
+@pytest.mark.usefixtures("session")
+def test_a_tensor_around_another_one_is_never_read_for_its_memory(act: Any, inner: str) -> None:
+    data = torch.arange(6.0)
+    found = act(torch.ones(4, device=DEVICES[1]), Wrapped(data.to(inner)[1:5]))
+    expected = act(torch.ones(4), data[1:5])
+    assert (found.tolist() if isinstance(found, torch.Tensor) else found) == (
+        expected.tolist() if isinstance(expected, torch.Tensor) else expected)
+
+
+@pytest.mark.usefixtures("session")
+def test_what_has_no_memory_is_refused_before_it_is_sent() -> None:
+    wrapped = Wrapped(torch.arange(6.0)[1:5])
+    remote = torch.ones(4, device=DEVICES[1])
+    with no_dispatch(), pytest.raises(RuntimeError, match="data pointer"):
+        runtime.current().upload(wrapped)
+    assert remote.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_views_of_a_tensor_around_another_one_are_metadata_where_its_class_is_not_asked(device: str) -> None:
+    wrapped = Wrapped(torch.arange(6.0, device=device).reshape(2, 3))
+    with no_dispatch():
+        views = [wrapped.t(), wrapped.view(6), wrapped[1], torch.as_strided(wrapped, (2,), (3,), 1),
+                 wrapped.unfold(1, 2, 1)]
+        other = Wrapped(torch.arange(3.0, device=device)).set_(views[2])
+    assert {view.device.type for view in (*views, other)} == {torch.device(device).type}
+    assert [(tuple(view.shape), view.stride(), view.storage_offset()) for view in (*views, other)] == [
+        ((3, 2), (1, 3), 0), ((6,), (1,), 0), ((3,), (1,), 3), ((2,), (3,), 1), ((2, 2, 2), (3, 1, 1), 0),
+        ((3,), (1,), 3)]
 
 
 class Image(torch.Tensor):

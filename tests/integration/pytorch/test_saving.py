@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from collections.abc import Callable
@@ -288,8 +289,8 @@ def test_addresses_tell_tensors_apart_and_nothing_else() -> None:
 @pytest.mark.parametrize("action", [
     lambda storage: storage[0], lambda storage: storage.__setitem__(0, 1), list,
     lambda storage: storage.fill_(0), lambda storage: storage.copy_(storage), lambda storage: storage.resize_(4),
-    lambda storage: storage.clone(), lambda storage: storage.float(), lambda storage: storage.pin_memory(),
-], ids=["read", "write", "iterate", "fill", "copy", "resize", "clone", "convert", "pin"])
+    lambda storage: storage.float(), lambda storage: storage.pin_memory(),
+], ids=["read", "write", "iterate", "fill", "copy", "resize", "convert", "pin"])
 def test_a_storage_does_not_pretend_to_have_bytes_here(action: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedTensorError, match="memory"):
         action(torch.ones(2, device=DEVICE).untyped_storage())
@@ -308,6 +309,32 @@ def test_storages_come_home_and_can_be_set() -> None:
     for target, storage in ((torch.ones(1, device=DEVICE), torch.ones(1)), (torch.ones(1), x)):
         with pytest.raises(RuntimeError, match="different device"):
             target.set_(storage.untyped_storage())
+
+
+@pytest.mark.parametrize("make", [
+    lambda device: torch.arange(6.0, device=device)[1:5],
+    lambda device: torch.arange(6, device=device).to(torch.complex64).conj(),
+    lambda device: torch.view_as_real(torch.arange(3, device=device).to(torch.complex64).conj().resolve_conj())[:, 1],
+    lambda device: torch.imag(torch.full((3,), 1 + 2j, device=device).conj()),
+    lambda device: torch.tensor([True, False], device=device),
+    lambda device: torch.empty(0, device=device),
+], ids=["view", "conjugated", "strided", "negated", "bool", "empty"])
+@pytest.mark.parametrize("copied", [lambda storage: storage.clone(), copy.copy, copy.deepcopy],
+                         ids=["clone", "copy", "deepcopy"])
+@pytest.mark.usefixtures("session")
+def test_storages_are_copied_on_the_device(copied: Callable[[Any], Any], make: Callable[[Any], torch.Tensor]) -> None:
+    tensor, local = make(DEVICE), make("cpu")
+    made = copied(tensor.untyped_storage())
+    again = torch.empty(0, dtype=tensor.dtype, device=DEVICE).set_(
+        made, tensor.storage_offset(), tensor.size(), tensor.stride())
+    tensor.zero_()
+    assert (made.device, made.nbytes()) == (DEVICE, local.untyped_storage().nbytes())
+    assert made.tolist() == local.untyped_storage().tolist()
+    expected = torch.empty(0, dtype=local.dtype).set_(
+        local.untyped_storage(), local.storage_offset(), local.size(), local.stride())
+    assert torch.equal(again.cpu(), expected)
+    again.fill_(1)
+    assert not tensor.any()
 
 
 def test_nothing_is_written_of_a_session_that_has_ended() -> None:
