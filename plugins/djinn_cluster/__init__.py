@@ -26,6 +26,10 @@ def djinn_add_settings(settings: Declarations) -> None:
 @hookimpl
 def djinn_resolve_server(plugins: Any) -> str | None:
     """Ask the directory of the cluster, if there is one."""
+    return _resolved(plugins)
+
+
+def _resolved(plugins: Any, *, is_again: bool = False) -> str | None:
     from djinn_lib_cluster.settings import ClusterSettings
 
     settings = plugins.settings(ClusterSettings)
@@ -33,13 +37,15 @@ def djinn_resolve_server(plugins: Any) -> str | None:
         return None
     from djinn_cluster.resolving import resolve
 
-    return resolve(settings, plugins.settings)
+    return resolve(settings, plugins.settings, is_again=is_again)
 
 
 @hookimpl(tryfirst=True)
 def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | None:
     """Ask the directory once more: a machine that has vanished is listed until its reports are missed."""
-    return None if address or type(error) not in (TransportError, RemoteTimeoutError) else djinn_resolve_server(plugins)
+    if address or type(error) not in (TransportError, RemoteTimeoutError):
+        return None
+    return _resolved(plugins, is_again=True)
 
 
 @hookimpl

@@ -24,12 +24,13 @@ _recent: deque[tuple[float, str]] = deque(maxlen=16)
 _log = logging.getLogger("djinn.cluster")
 
 
-def resolve(settings: ClusterSettings, others: Settings) -> str:
+def resolve(settings: ClusterSettings, others: Settings, *, is_again: bool = False) -> str:
     """Ask a cluster's directory for a server.
 
     Args:
         settings: The cluster, and what the session needs.
         others: The other settings of the session.
+        is_again: Whether the server that was given last does not answer, so that it should be another one.
 
     Raises:
         DjinnError: The directory does not answer, or names none.
@@ -38,10 +39,11 @@ def resolve(settings: ClusterSettings, others: Settings) -> str:
     with _lock:
         since = time.monotonic() - RECENT_S
         recent = tuple({address: None for given_s, address in _recent if given_s > since})
+        last = _recent[-1][1] if is_again and _recent else ""
     servers = ask(settings.cluster, lambda name: Resolve(
         config.token, name, recent, settings.cluster_models[:16], settings.cluster_memory_mib * 2**20),
         authorities=others(TlsSettings).tls_ca, timeout_s=config.connect_timeout_s)
-    address = servers[0].address
+    address = next((server.address for server in servers if server.address != last), servers[0].address)
     with _lock:
         _recent.append((time.monotonic(), address))
     _log.info("%s leads to %s", settings.cluster, address)

@@ -333,9 +333,10 @@ def test_a_session_begins_on_another_server_if_the_one_that_is_named_first_does_
             sock.sendall(encoded(Join(KEY, "lab", address)) + encoded(LoadReport(sessions=sessions)))
         until(lambda: set(listed(directory)) == {gone, server.address})
         assert resolve(directory)[0] == gone
-        session = djinn.init(cluster=directory, token=TOKEN)
-        assert session.backend.address == server.address
-        djinn.shutdown()
+        for _ in range(2):  # the second time, this process was given both a moment ago
+            session = djinn.init(cluster=directory, token=TOKEN)
+            assert session.backend.address == server.address
+            djinn.shutdown()
 
 
 def test_a_cluster_that_the_program_names_takes_the_place_of_a_server_of_the_environment() -> None:
