@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from threading import get_ident
 from typing import Any
 
@@ -34,11 +35,9 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     aten/src/ATen/TensorSubclassLikeUtils.h).
     """
     call = functools.partial(attend, function) if function is _ATTENTION else function
-    with _without_functions():
-        if gradients.are_needed(args, kwargs):
-            return call(*args, **kwargs)
-        with _below_autograd():
-            return call(*args, **kwargs)
+    # One call: `torch.jit.trace` notes its line, and refuses a function whose second trace has another one.
+    with _without_functions(), nullcontext() if gradients.are_needed(args, kwargs) else _below_autograd():
+        return call(*args, **kwargs)
 
 
 def keep_rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -152,6 +151,7 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     torch.Tensor.record_stream: record_stream,
     torch.Tensor.untyped_storage: saving.untyped_storage,
     torch.Tensor.storage: saving.storage,
+    torch.Tensor.share_memory_: saving.cannot_be_shared,
     torch.Tensor.__reduce_ex__: saving.reduce,
     torch.Tensor.__deepcopy__: copying.deepcopy,
     torch.Tensor.data.__set__: adoption.move_home,  # type: ignore[attr-defined]  # a descriptor implemented in C

@@ -107,15 +107,15 @@ class DeviceInterceptor:
 
         from djinn_interceptor_device import handlers, layouts, list_writes, prims
         from djinn_interceptor_device import matmul_decomposition as folding
-        from djinn_interceptor_device.overlaps import WithWrites
+        from djinn_interceptor_device.custom_operators import WithCustomOperators
 
         layouts.refuse()
         optimizers.follow(device_of(session.backend.welcome).kind)
         shortcuts.follow(session)
         process_switches.follow(session)
         derived_plans.follow(session)
-        return WithWrites(session, {**list_writes.handlers(), **prims.handlers(), **handlers.HANDLERS,
-                                    **sparse.handlers(), **folding.handlers(session)})
+        return WithCustomOperators(session, {**list_writes.handlers(), **prims.handlers(), **handlers.HANDLERS,
+                                             **sparse.handlers(), **folding.handlers(session)})
 
     def functions(self) -> Mapping[Callable[..., Any], FunctionHandler]:
         """Return handlers of functions that start a backward pass or save, and of composites that stay whole."""

@@ -3,8 +3,8 @@
 PyTorch requests pinned memory from a registered spare device even if there are other accelerators. These two kernels
 use the machine's own accelerator instead.
 
-If the remote device is the accelerator of this process and the machine has no CUDA, pinned memory is ordinary memory:
-uploads read both equally fast. A mark tells it apart, so that ``is_pinned`` answers as for any accelerator.
+If the remote device is the accelerator of this process and the machine has no CUDA, pinned memory is ordinary memory
+with a mark, by which ``is_pinned`` answers as for any accelerator.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from djinn_lib_accelerator import availability
+from djinn_lib_accelerator.pinned_memory import is_marked, marked
 
 from djinn.record import devices
 
@@ -30,7 +31,7 @@ def register(library: torch.library.Library) -> None:
 
 def _pin_memory(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
     if _is_for_us(device):
-        return tensor if _is_marked(tensor) else _marked(tensor.clone())
+        return tensor if is_marked(tensor) else marked(tensor.clone())
     if device is None and not _machine_has_cuda():
         raise RuntimeError("Cannot access accelerator device when none is available.")
     return _original["_pin_memory"].call_boxed(keyset, tensor, device or torch.device("cuda"))
@@ -38,7 +39,7 @@ def _pin_memory(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
 
 def _is_pinned(keyset: Any, tensor: torch.Tensor, device: Any = None) -> Any:
     if _is_for_us(device):
-        return _is_marked(tensor)
+        return is_marked(tensor)
     if device is None and not _machine_has_cuda():
         return False
     return _original["is_pinned"].call_boxed(keyset, tensor, device or torch.device("cuda"))
@@ -49,13 +50,3 @@ def _is_for_us(device: Any) -> bool:
     if _machine_has_cuda() or not availability.is_available():
         return False
     return device is None or torch.device(device).type == devices.logical_device().type
-
-
-def _marked(tensor: torch.Tensor) -> torch.Tensor:
-    # PyTorch keeps the Python object of a storage as long as the storage.
-    tensor.untyped_storage()._is_pinned_for_remote = True  # type: ignore[attr-defined]  # our mark
-    return tensor
-
-
-def _is_marked(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor.untyped_storage(), "_is_pinned_for_remote")

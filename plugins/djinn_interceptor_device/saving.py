@@ -7,6 +7,8 @@ machine: it identifies storages, which is needed for saving models, and cannot b
 from __future__ import annotations
 
 from collections import OrderedDict
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, Self
 
 import torch
@@ -23,8 +25,9 @@ _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
 _OWN_ATTRIBUTES = ("_value", "_is_param", storage_references.MARK, "__tensor_flatten__", "__tensor_unflatten__")
+_PROTOCOL = 4
 _is_registered = False
-_KEPT = frozenset("is_cuda is_hpu is_shared share_memory_ is_sparse is_sparse_csr _fix_weakref".split())
+_KEPT = frozenset("is_cuda is_hpu is_shared is_sparse is_sparse_csr _fix_weakref".split())
 
 
 class RemoteStorage(torch.UntypedStorage):
@@ -187,6 +190,27 @@ def _itself(item: Any) -> Any:
     return item
 
 
+def _for_process(tensor: LazyTensor) -> Any:
+    """Say how a tensor goes to another process: in a message, as a copy.
+
+    Raises:
+        UnsupportedTensorError: It is an argument of a process that starts, with which eager would share it.
+    """
+    if get_spawning_popen() is not None:
+        cannot_be_shared(None, (tensor,), {})
+    return tensor.__reduce_ex__(_PROTOCOL)
+
+
+def cannot_be_shared(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    """Handle ``Tensor.share_memory_``.
+
+    Raises:
+        UnsupportedTensorError: Always.
+    """
+    raise UnsupportedTensorError("Processes cannot share a remote tensor: each has values of its own on the server.",
+                                 hint="Share tensors on the CPU, and move them in each process; or use threads.")
+
+
 def set_storage(session: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Make a tensor use a storage.
 
@@ -248,11 +272,12 @@ def _tag(storage: Any) -> str | None:
 
 
 def register() -> None:
-    """Make ``torch.save`` write the same as for CPU tensors, and ``torch.load`` map to the device."""
+    """Make ``torch.save`` write the same as for CPU tensors, ``torch.load`` map to the device."""
     global _is_registered
     if not _is_registered:
         _is_registered = True
         torch.serialization.register_package(_PRIORITY, _tag, _load)
+        ForkingPickler.register(LazyTensor, _for_process)
 
 
 def guard_constructors() -> None:

@@ -8,6 +8,7 @@ sessions apart, because each session numbers its storages from the beginning.
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -71,9 +72,14 @@ def _release(number: int) -> None:
         _marks.pop(number, None)
 
 
-def _extended(original: Any, own: Any) -> Any:
+def _extended(original: Any, own: Any, bits: int = _ADDRESS_BITS) -> Any:
+    # Storages are freed until the process has ended, when names of modules are gone already.
+    is_ending = sys.is_finalizing
+
     def function(number: Any) -> Any:
-        return own(number) if isinstance(number, int) and number >> _ADDRESS_BITS else original(number)
+        if not (isinstance(number, int) and number >> bits):
+            return original(number)
+        return None if is_ending() else own(number)
 
     return staticmethod(function)
 

@@ -152,6 +152,11 @@ def zeros_laid_out_as(session: Session, operator: Any, args: tuple[Any, ...], kw
         zeros, [*mapped, *other.shape], [*steps, *other.stride()], other.storage_offset()), {})
 
 
+def has_same_extent(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return that a tangent's memory is as long as its tensor's: views are repeated, and need no memory around them."""
+    return True
+
+
 def clone_with_layout(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Copy a tensor with its layout, at once; PyTorch would delay the copy until one of the two is written."""
     tensor = args[0]
@@ -171,5 +176,6 @@ def _reach(tensor: torch.Tensor) -> int:
 HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._efficientzerotensor.default: efficient_zeros,
     aten._new_zeros_with_same_feature_meta.default: zeros_laid_out_as,
+    aten._has_same_storage_numel.default: has_same_extent,
     aten._lazy_clone.default: clone_with_layout,
 }

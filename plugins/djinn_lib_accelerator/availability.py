@@ -26,8 +26,12 @@ def make_available() -> ExitStack:
     Returns:
         A context manager. Leaving it restores what was before; ignore it if the device is to stay available.
     """
+    from djinn_lib_accelerator.pinned_memory import pinned_factories
+
     before = _is_available
     undo = ExitStack()
+    if not before:
+        undo.enter_context(pinned_factories())
     undo.callback(_set, before)
     _set(True)
     return undo

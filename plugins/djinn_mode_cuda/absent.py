@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from djinn_lib_accelerator.patches import Patches
 from torch.utils import _triton
-
-from djinn_mode_cuda.patches import Patches
 
 __all__ = ("PACKAGES", "hide")
 

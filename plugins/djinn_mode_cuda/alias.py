@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from djinn_lib_accelerator.availability import make_available
+from djinn_lib_accelerator.patches import Patches
 
 from djinn.errors import ConfigurationError
 from djinn.record import devices
@@ -22,7 +23,6 @@ from djinn_mode_cuda import (
     runtime_functions,
     tensors,
 )
-from djinn_mode_cuda.patches import Patches
 
 __all__ = ("cuda_alias",)
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from djinn_mode_cuda.patches import Patches
+from djinn_lib_accelerator.patches import Patches
 
 __all__ = ("replace",)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 
-from djinn_mode_cuda.patches import Patches
 from djinn_mode_cuda.translation import remote_device
 
 __all__ = ("register",)

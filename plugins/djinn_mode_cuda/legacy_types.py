@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 
 from djinn.record.tensor import LazyTensor
-from djinn_mode_cuda.patches import Patches
 from djinn_mode_cuda.translation import remote_index
 
 __all__ = ("replace",)

@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 from torch.utils._pytree import tree_map_only
 
 from djinn.record import devices
-from djinn_mode_cuda.patches import Patches
 
 __all__ = ("replace",)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 
 from djinn.record import devices
-from djinn_mode_cuda.patches import Patches
 
 __all__ = ("replace",)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 
 from djinn.record import devices
 from djinn.session import runtime
 from djinn_mode_cuda.classes import class_like
-from djinn_mode_cuda.patches import Patches
 from djinn_mode_cuda.translation import with_device
 
 __all__ = ("replace",)
@@ -30,7 +31,8 @@ _NONE = (
 _MODULES = (torch.cuda, torch.cuda._utils, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 """Modules that publish them; names that were imported from there earlier stay what they were."""
 _NEEDS_CUDA = (
-    "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool caching_allocator_alloc "
+    "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool _dump_snapshot _record_memory_history "
+    "_snapshot caching_allocator_alloc "
     "caching_allocator_delete caching_allocator_disabled caching_allocator_enable change_current_allocator check_error "
     "clock_rate cudart "
     "current_blas_handle current_solver_handle get_allocator_backend get_per_process_memory_fraction "
@@ -59,6 +61,16 @@ def replace(patches: Patches) -> None:
         for module in _MODULES:
             if name in vars(module):
                 patches.set(module, name, item)
+    patches.set(torch.cuda.nvtx, "_nvtx", _MARKERS)
+
+
+_MARKERS = SimpleNamespace(
+    **dict.fromkeys(("rangePushA", "rangePop", "rangeStartA"), lambda *_: _NOT_TRACKED),
+    **dict.fromkeys(("rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"), lambda *_: None),
+)
+"""Markers for NVIDIA's profilers, none of which looks at this process: they do nothing, as where none is attached."""
+_NOT_TRACKED = -2
+"""What NVIDIA's library returns if no profiler is attached."""
 
 
 def _remote() -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from djinn_lib_accelerator.patches import Patches
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # missing from its __all__
 from torch.utils import _device
 
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn_mode_cuda.classes import class_like
-from djinn_mode_cuda.patches import Patches
 from djinn_mode_cuda.translation import remote_device, translated, with_device
 
 __all__ = ("replace",)
@@ -26,7 +26,6 @@ _PRIORITY = 5
 
 def replace(patches: Patches) -> None:
     """Replace them until the patches are closed."""
-    _device._device_constructors()  # a cache, which must contain the original functions
     for name in _FUNCTIONS:
         patches.set_function(name, translated(getattr(torch, name)))
     patches.set(torch.Tensor, "to", _to(torch.Tensor.to))

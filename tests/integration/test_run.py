@@ -191,6 +191,7 @@ def test_processes_of_a_script_are_in_the_same_mode(method: str, write: Write, s
     done = run("--server", served, script.name, method, folder=script.parent)
     assert (done.returncode, done.stdout) == (0, "(True, 'cpu')\n0 [14.0, 126.0]\n"), done.stderr
     assert done.stderr.count("djinn run: ") == 1
+    assert "Exception ignored" not in done.stderr
 
 
 def test_import_torch_loads_the_device_if_a_server_or_a_mode_is_set(tmp_path: Path, served: str) -> None:

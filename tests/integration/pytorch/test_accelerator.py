@@ -49,6 +49,28 @@ def test_pinned_memory_is_told_apart_by_storage() -> None:
     assert view.tolist() == [[2.0, 3.0]]
 
 
+def test_factories_make_pinned_memory() -> None:
+    buffer = torch.empty(2, 2, pin_memory=True)
+    buffer.copy_(torch.ones(2, 2, device=DEVICE), non_blocking=True)
+    assert (buffer.is_pinned(), buffer.tolist()) == (True, [[1.0, 1.0], [1.0, 1.0]])
+    assert torch.zeros_like(torch.ones(3), pin_memory=True).is_pinned()
+    assert not torch.ones(3, pin_memory=False).is_pinned()
+    with torch.device(DEVICE):
+        assert torch.zeros(1).device == DEVICE
+    with make_available():
+        assert torch.randn(1, pin_memory=True).is_pinned()
+    assert torch.full((1,), 2.0, pin_memory=True).is_pinned()
+
+
+def test_what_backward_needs_can_wait_on_the_cpu() -> None:
+    x = torch.tensor([1.0, 2.0], device=DEVICE, requires_grad=True)
+    with torch.autograd.graph.save_on_cpu(pin_memory=True, device_type=DEVICE.type):
+        y = x.square().sum()
+    y.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 4.0]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_pins_its_batches(workers: int) -> None:
     loader = DataLoader(torch.arange(8.0), batch_size=4, num_workers=workers, pin_memory=True)  # type: ignore[arg-type]  # has __getitem__ and __len__

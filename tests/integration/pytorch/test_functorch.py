@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import warnings
 from typing import Any
@@ -202,6 +203,13 @@ def duals(device: str) -> Any:
     return primal, tangent, nothing, linear, view, written, outcome(lambda: forward_ad.make_dual(x, v))
 
 
+def duals_of_views(device: str) -> Any:
+    """Rows of tensors, whose views have tangents that begin elsewhere in other storages."""
+    x, v, w = _on(device, (3, 2), (4, 2), (5, 2))
+    f = functools.partial(torch.nn.functional.linear, weight=w)
+    return func.jvp(f, (x[0],), (v[3],)), func.jvp(lambda row: row.unsqueeze(0).mT, (x[1],), (v[0].repeat(1),))
+
+
 def forward_over_reverse(device: str) -> Any:
     x, v = _on(device, (3,), (3,))
     x.requires_grad_()
@@ -273,8 +281,8 @@ def copies_with_layout(device: str) -> Any:
 
 PROGRAMS = (values_within,
     vmaps, vmaps_that_write, random_vmaps, gradients, products, jacobians, functional_calls, ensembles,
-    normalisation_without_state, functionalized, duals, forward_over_reverse, traces, second_derivatives,
-    tangents_that_are_zero, copies_with_layout,
+    normalisation_without_state, functionalized, duals, duals_of_views, forward_over_reverse, traces,
+    second_derivatives, tangents_that_are_zero, copies_with_layout,
 )
 
 

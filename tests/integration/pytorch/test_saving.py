@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import multiprocessing
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -294,6 +295,18 @@ def test_addresses_tell_tensors_apart_and_nothing_else() -> None:
 def test_a_storage_does_not_pretend_to_have_bytes_here(action: Callable[[Any], Any]) -> None:
     with pytest.raises(UnsupportedTensorError, match="memory"):
         action(torch.ones(2, device=DEVICE).untyped_storage())
+
+
+def test_processes_get_copies_in_messages_and_cannot_share_tensors() -> None:
+    model = nn.Linear(2, 1).to(DEVICE)
+    queue = multiprocessing.get_context("spawn").SimpleQueue()
+    queue.put(model.weight.detach())
+    assert queue.get().tolist() == model.weight.tolist()
+    with pytest.raises(UnsupportedTensorError, match="cannot share a remote tensor"):
+        model.share_memory()
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(model,))
+    with pytest.raises(UnsupportedTensorError, match="cannot share a remote tensor"):
+        process.start()
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")

@@ -229,3 +229,9 @@ def test_operations_that_are_sent_at_once_are_not_learned_wrongly() -> None:
         for _ in range(3):
             assert torch.stack([x, x], out=torch.zeros(2, 3, device=REMOTE)).tolist() == [[1.0] * 3] * 2
             assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_a_module_is_traced_twice_alike() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU()).to(REMOTE)
+    x = torch.ones(2, 3, device=REMOTE)
+    assert torch.jit.trace(model, x)(x).tolist() == model(x).tolist()  # it compares a second trace with the first

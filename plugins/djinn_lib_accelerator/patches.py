@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
+from torch.utils import _device
 
 __all__ = ("Patches",)
 
@@ -36,6 +37,7 @@ class Patches:
 
     def set_function(self, name: str, value: Any) -> None:
         """Replace a function of ``torch``; TorchScript takes the new one for the same function."""
+        _device._device_constructors()  # a cache, which must contain the original functions
         original, table = getattr(torch, name), torch.jit._builtins._get_builtin_table()
         self.set(torch, name, value)
         if id(original) in table:
