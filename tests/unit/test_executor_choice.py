@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from djinn_cli.doctor import _executor
+from djinn_cli.doctor import _executor, _executor_devices
 from djinn_cli.listing import rows_of
 from djinn_executor_cpu.executor import CpuExecutor, CpuExecutorFactory
 from djinn_executor_cuda.executor import CudaExecutorFactory
@@ -87,6 +87,20 @@ def test_an_executor_says_which_device_it_lacks_and_what_to_do(counted: list[int
         CudaExecutorFactory().open("cuda:7")
     with pytest.raises(ConfigurationError, match=r"cuda has no device 'cpu' here.*djinn-executor-cpu"):
         CudaExecutorFactory().open("cpu")
+    with pytest.raises(ConfigurationError, match=r"has no device 'mps' here.*djinn-executor-mps"):
+        loaded().find_executor("mps").value.open("mps")
+
+
+def test_the_doctor_lists_devices_and_what_hides_or_shares_them(
+    counted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert _executor_devices(loaded()) == "cpu (cpu), cuda:0 (cuda), cuda:1 (cuda)"
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    assert _executor_devices(loaded()).endswith("; CUDA_VISIBLE_DEVICES='x'; CUDA_MPS_PIPE_DIRECTORY='x'")
 
 
 @pytest.mark.parametrize(("built", "visible", "reason"), [
