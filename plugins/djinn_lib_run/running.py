@@ -52,7 +52,7 @@ class ActiveRun:
     def finish(self) -> int | None:
         """Leave the mode, print the report, and return the exit status if it is not the program's."""
         self.entered.close()
-        if self.is_program and not self.report.has_run:
+        if self.is_program and not self.report.has_run and not self.status:
             self.report.problem("The program has not used the device. `djinn run --help` lists the modes; a program "
                                 f"can name the device {self.mode.device} itself.")
         if self.is_program or self.report.has_run:

@@ -38,6 +38,7 @@ def replace(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "cuda", _storage_cuda)
     patches.set(LazyTensor, "is_cuda", property(lambda self: True))
     patches.set(_device.DeviceContext, "__init__", _device_context(_device.DeviceContext.__init__))
+    patches.set(torch.jit, "load", _jit_load(torch.jit.load))
     for name in ("Event", "Generator", "Stream"):
         patches.set(torch, name, _of_device(getattr(torch, name)))
     registry = torch.serialization._package_registry
@@ -80,6 +81,17 @@ def _pin_memory(original: Any) -> Any:
 
 def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
     return torch.serialization.default_restore_location(self, str(with_device(device)))
+
+
+def _jit_load(original: Any) -> Any:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As the original, whose C++ code can load to the CPU; a module that belongs elsewhere moves then."""
+        device = remote_device(map_location)
+        if device is map_location:
+            return original(f, map_location, *args, **kwargs)
+        return original(f, "cpu", *args, **kwargs).to(device)
+
+    return load
 
 
 def _device_context(original: Any) -> Any:

@@ -78,7 +78,8 @@ def test_a_script_that_does_not_use_the_device_is_told_and_fails_if_that_matters
     assert strict.returncode == 3
     assert strict.stderr.splitlines()[-1] == "djinn run: The exit status is 3, because of --strict."
     failing = write("raise SystemExit(5)")
-    assert run_djinn("run", "--strict", failing.name, folder=script.parent).returncode == 5
+    failed = run_djinn("run", "--strict", failing.name, folder=script.parent)
+    assert (failed.returncode, len(failed.stderr.splitlines())) == (5, 1), failed.stderr
 
 
 def test_what_is_wrong_is_said_before_the_script_starts(write: Write) -> None:

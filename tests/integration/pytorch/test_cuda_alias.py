@@ -288,6 +288,17 @@ def test_torchscript_compiles_functions_that_make_tensors_or_ask_for_autocast() 
     assert torch.jit.script(_made_in_torchscript)(torch.ones(2, device="cuda")).tolist() == [3.0, 3.0]
 
 
+def test_torchscript_modules_load_to_cuda() -> None:
+    model, buffer = torch.nn.Linear(2, 1), io.BytesIO()
+    torch.jit.save(torch.jit.script(model), buffer)
+    for place in ("cuda", torch.device("cuda", 0)):
+        buffer.seek(0)
+        loaded = torch.jit.load(buffer, map_location=place)
+        assert loaded(torch.ones(1, 2, device="cuda")).tolist() == model(torch.ones(1, 2)).tolist()
+    buffer.seek(0)
+    assert torch.jit.load(buffer).weight.device == torch.device("cpu")
+
+
 def _made_in_torchscript(x: torch.Tensor) -> torch.Tensor:
     return x if torch.is_autocast_enabled() else x + torch.tensor(2.0)
 
