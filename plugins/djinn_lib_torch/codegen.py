@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import attrs
 import torch
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
@@ -20,6 +21,7 @@ from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Pro
 from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
 from djinn_lib_torch.calls import BoundCall, Resolved
+from djinn_lib_torch.growing import CopiedGrowth
 from djinn_lib_torch.interpreter import interpret, last_uses
 from djinn_lib_torch.torchscript import GraphBudget, GraphSegment, segments_of
 
@@ -33,6 +35,19 @@ _FIRST_STEP_LINE = 3
 _FILE = "<djinn program>"
 
 
+@attrs.frozen
+class _Form:
+    """A program as a function.
+
+    Attributes:
+        function: Takes the inputs, the numbers, and reasons to stop.
+        segments: Its segments, by their first step.
+    """
+
+    function: Callable[..., list[Any]]
+    segments: Mapping[int, GraphSegment] = attrs.field(factory=dict)
+
+
 class Compiled:
     """A program as one Python function.
 
@@ -42,21 +57,24 @@ class Compiled:
         relieve: See `djinn_lib_torch.interpreter.interpret`.
         graphs: Room for graphs, if PyTorch's interpreter may run segments of programs that run often and have small
             kernels.
+        copied: What to run instead while values that could grow are small.
     """
 
     def __init__(
         self, program: Program, calls: Sequence[BoundCall], relieve: Callable[[], bool] = lambda: False, *,
-        graphs: GraphBudget | None = None,
+        graphs: GraphBudget | None = None, copied: CopiedGrowth | None = None,
     ) -> None:
         self._program = program
         self._calls = calls
         self._relieve = relieve
-        self._segments: dict[int, GraphSegment] = {}
-        """By their first step."""
         self._graphs = graphs
+        self._copied = copied
         self._trials = 0 if graphs is None else SEGMENTS_AFTER_RUNS
         self._shortest_ns = math.inf
-        self.function = straight_line(program, calls)
+        self._has_graphs = False
+        self._plain = _Form(straight_line(program, calls))
+        self._with_graphs: dict[bool, _Form] = {}
+        """By whether values that could grow are small."""
 
     def run(
         self, inputs: list[Any], numbers: Sequence[Any], report: Report, stop: Sequence[BaseException] = ()
@@ -64,8 +82,9 @@ class Compiled:
         """Run once; interpret the rest from the first step that raises or is cancelled."""
         if any(type(value) is Poisoned for value in inputs):
             return interpret(self._program, self._calls, inputs, numbers, report, relieve=self._relieve, stop=stop)
+        form = self._chosen(inputs) if self._has_graphs else self._plain
         try:
-            return self._tried(inputs, numbers, stop) if self._trials else self.function(inputs, numbers, stop)
+            return self._tried(inputs, numbers, stop) if self._trials else form.function(inputs, numbers, stop)
         except Exception as error:
             # The interpreter continues after the failed step; it needs that step's position and the results so far.
             frames = frames_of(error.__traceback__)
@@ -75,26 +94,35 @@ class Compiled:
             produced = sum(s.results for s in self._program.steps[:step])
             known = {int(name[1:]): value for name, value in variables.items()
                      if name[0] == "r" and name[1:].isdigit() and int(name[1:]) < produced}
+            if step in form.segments and not isinstance(error, _StoppedError):
+                return self._segment_again(step, known, inputs, numbers, report, stop)
             return self.resume(step, error, known, inputs, numbers, report, stop)
 
     def _tried(self, inputs: list[Any], numbers: Sequence[Any], stop: Sequence[BaseException]) -> list[Any]:
         """Run once, and measure whether segments would save anything."""
         began_ns = time.perf_counter_ns()
-        outcome = self.function(inputs, numbers, stop)
+        outcome = self._plain.function(inputs, numbers, stop)
         self._shortest_ns = min(self._shortest_ns, time.perf_counter_ns() - began_ns)
         self._trials -= 1
         steps = len(self._program.steps)
         if (not self._trials and self._shortest_ns < SMALL_STEP_NS * steps and self._graphs is not None
-                and self._graphs.take(self, steps)):
-            self._use(segments_of(self._program, self._calls))
+                and self._graphs.take(self, steps if self._copied is None else 2 * steps)):
+            self._has_graphs = True
         return outcome
 
-    def _use(self, segments: Sequence[GraphSegment]) -> None:
-        self._segments = {segment.first: segment for segment in segments}
-        function = straight_line(self._program, self._calls, segments)
-        # The interpreter's optimizations would leave out steps whose results nobody reads, though they may raise.
-        as_it_is: Any = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # missing from its __all__
-        self.function = as_it_is(function) if segments else function
+    def _chosen(self, inputs: Sequence[Any]) -> _Form:
+        """Return the program with graphs, as it is to run with these inputs."""
+        copies = self._copied is not None and self._copied.is_enough_for(inputs)
+        if copies not in self._with_graphs:
+            calls = self._copied.calls if copies and self._copied is not None else self._calls
+            program = self._copied.program if copies and self._copied is not None else self._program
+            segments = segments_of(program, calls)
+            function = straight_line(program, calls, segments)
+            # The interpreter's optimizations would leave out steps whose results nobody reads, though they may raise.
+            as_it_is: Any = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # missing from its __all__
+            self._with_graphs[copies] = _Form(
+                as_it_is(function) if segments else function, {segment.first: segment for segment in segments})
+        return self._with_graphs[copies]
 
     def resume(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
@@ -103,8 +131,6 @@ class Compiled:
         """Continue after a step that raised, or that was cancelled, with the results that are known."""
         if isinstance(error, _StoppedError):
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known, stop=stop)
-        if step in self._segments:
-            return self._segment_again(step, known, inputs, numbers, report, stop)
         if self._calls[self._program.steps[step].template].is_pure and is_out_of_memory(error) and self._relieve():
             # The step had no effect except its failure.
             return interpret(self._program, self._calls, inputs, numbers, report, start=step, results=known,
@@ -132,7 +158,7 @@ class Compiled:
                             relieve=self._relieve, stop=stop)
         if not failed:
             # The graph is to blame, or there was no memory for a moment.
-            self._use(())
+            self._has_graphs = False
         return outcome
 
 

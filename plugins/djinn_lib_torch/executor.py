@@ -27,7 +27,7 @@ from djinn.wire.tensors import to_dense_cpu
 from djinn_lib_torch.calls import BoundCall, bind
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.effects import effects_of
-from djinn_lib_torch.growing import GrowingValues, Growth, growth_of, with_joins
+from djinn_lib_torch.growing import CopiedGrowth, GrowingValues, Growth, growth_of, with_joins
 from djinn_lib_torch.interpreter import interpret
 from djinn_lib_torch.random import TorchRandomState
 from djinn_lib_torch.torchscript import GraphBudget
@@ -165,6 +165,7 @@ class TorchProgram:
         self._numbers = sum(calls[step.template].numbers for step in program.steps)
         self._runs = 0
         self._compiled: Compiled | None = None
+        self._copied: CopiedGrowth | None = None
         self._undoable: tuple[TorchProgram, WriteJournal] | None = None
         self._draws = any(call.draws for call in calls)
         self._writes = any(call.writes for call in calls)
@@ -173,6 +174,7 @@ class TorchProgram:
     def grow(self, join: Callable[[BoundCall], BoundCall]) -> None:
         """Let values grow into spare room, in calls that ``join`` makes; before the first run."""
         self.growth = growth_of(self._program)
+        self._copied = CopiedGrowth.of(self._program, self._calls, self.growth.steps)
         self._program, self._calls = with_joins(self._program, self._calls, self.growth.steps, join)
 
     @cached_property
@@ -259,7 +261,7 @@ class TorchProgram:
                              relieve=self._relieve, stop=stop)
         if self._compiled is None:
             self._compiled = Compiled(
-                self._program, self._calls, self._relieve, graphs=self.graphs)
+                self._program, self._calls, self._relieve, graphs=self.graphs, copied=self._copied)
         return self._compiled.run(inputs, numbers, report, stop)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import torch
@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from djinn.ir.program import ListArgument, Program, Step, Template, TensorArgument
 from djinn_lib_torch.calls import BoundCall
 
-__all__ = ("GrowingValues", "Growth", "growth_of", "with_joins")
+__all__ = ("CopiedGrowth", "GrowingValues", "Growth", "growth_of", "with_joins")
 
 LEAST_BYTES = 2**17
 """Copying less than this costs no more than keeping room."""
@@ -48,6 +48,33 @@ class Growth:
 
     steps: frozenset[int] = frozenset()
     inputs: frozenset[int] = frozenset()
+
+
+@attrs.frozen
+class CopiedGrowth:
+    """A program before its values may grow: each ``cat`` of it copies.
+
+    Attributes:
+        program: The program.
+        calls: Its bound templates.
+        inputs: Positions of the inputs that would grow.
+    """
+
+    program: Program
+    calls: Sequence[BoundCall]
+    inputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, program: Program, calls: Sequence[BoundCall], steps: frozenset[int]) -> Self | None:
+        """Return the program, unless one of the steps would let grow what the program itself computes."""
+        grown = {program.steps[position].operands[0] for position in steps}
+        if not grown or max(grown) >= 0:
+            return None
+        return cls(program, calls, tuple(sorted(-1 - operand for operand in grown)))
+
+    def is_enough_for(self, inputs: Sequence[Any]) -> bool:
+        """Whether the inputs are so small that spare room would save nothing."""
+        return all(inputs[index].numel() * inputs[index].element_size() < LEAST_BYTES for index in self.inputs)
 
 
 def growth_of(program: Program) -> Growth:

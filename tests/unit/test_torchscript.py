@@ -217,3 +217,29 @@ def test_the_optimizations_of_the_process_stay_on(used: Used) -> None:
     runs(*pair(weights(), *LAYER))
     assert used.runs
     assert torch._C._get_graph_executor_optimize()
+
+
+def test_a_small_cache_is_copied_by_a_segment_and_a_large_one_grows(used: Used) -> None:
+    inputs = torch.ones(1, 2, 4, 16), torch.ones(1, 2, 1, 16)
+    plain, native = pair(inputs, call("aten::neg", Ref(-2)), call("aten::relu", Ref(0)),
+                         call("aten::cat", [Ref(-1), Ref(1)], 2))
+    executor = native.executor
+    assert isinstance(executor, CpuExecutor)
+    rooms = executor.spare_room()
+    rooms.admit(native.programs[0])
+    runs(plain, native)
+    assert used.steps["aten::cat"], "a copy from Python takes longer than the copy"
+    for each in (plain, native):
+        each.give(0, torch.ones(1, 2, 1100, 16))
+    for number in range(6):
+        caches = [each.run()[2] for each in (plain, native)]
+        assert torch.equal(*caches)
+        assert rooms.joined == number, "each run but the first writes behind the last cache"
+        for each, cache in zip((plain, native), caches, strict=True):
+            each.values[-1] = cache
+    before = used.runs
+    for each in (plain, native):
+        each.give(0, inputs[0])
+    runs(plain, native)
+    assert used.runs == before + 4
+    assert used.steps["aten::cat"] == 1, "both ways are known"
