@@ -154,6 +154,8 @@ class CapturedGraph:
         self._written = written
         self._outlets = list(outlets)
         self._sources = list(sources)
+        self._firsts = [next(at for at, other in enumerate(take.results) if other is result) for result in take.results]
+        """By result: the first one that is the same tensor, as that of `lift_fresh` is. It changes its size with it."""
 
     @property
     def is_closed(self) -> bool:
@@ -183,7 +185,7 @@ class CapturedGraph:
         """
         self._launch(inputs)
         storages = [with_relief(source.clone, relieve).untyped_storage() for source in self._sources]
-        return [self._result(outlet, inputs, storages) for outlet in self._outlets]
+        return self._same([self._result(outlet, inputs, storages) for outlet in self._outlets])
 
     def play_in_place(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
         """Run the program on inputs that it fits, and leave the results in the recording's memory.
@@ -191,8 +193,11 @@ class CapturedGraph:
         These results are the same tensors each time.
         """
         results = self._launch(inputs)
-        return [self._result(outlet, inputs, ()) if isinstance(outlet, _OfInput) else result
-                for outlet, result in zip(self._outlets, results, strict=True)]
+        return self._same([self._result(outlet, inputs, ()) if isinstance(outlet, _OfInput) else result
+                           for outlet, result in zip(self._outlets, results, strict=True)])
+
+    def _same(self, results: Sequence[Any]) -> list[Any]:
+        return [results[first] for first in self._firsts]
 
     @property
     def storages(self) -> list[int]:
@@ -241,16 +246,16 @@ class CapturedGraph:
 def moved_out(values: Sequence[Any], storages: AbstractSet[int], relieve: Callable[[], bool]) -> list[Any]:
     """Copy those values that lie in some storages; values that share a storage share the copy."""
     copies: dict[int, torch.UntypedStorage] = {}
-    moved = list(values)
-    for index, value in enumerate(values):
+    moved = {id(value): value for value in values}
+    for value in values:
         if not isinstance(value, torch.Tensor) or (name := storage_of(value)) not in storages:
             continue
         if name not in copies:
             copies[name] = with_relief(_bytes_of_storage(value).clone, relieve).untyped_storage()
         made = _Place.of(value).within(copies[name])
         made = made.conj() if value.is_conj() else made
-        moved[index] = torch._neg_view(made) if value.is_neg() else made
-    return moved
+        moved[id(value)] = torch._neg_view(made) if value.is_neg() else made
+    return [moved[id(value)] for value in values]
 
 
 def record(

@@ -129,6 +129,19 @@ def test_a_write_reaches_results_of_earlier_segments() -> None:
     assert any(player.is_played for player in segments(recorded))
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_results_that_are_the_same_tensor_stay_so(whole: bool) -> None:
+    """`lift_fresh` returns its operand, so that what resizes the one resizes the other."""
+    used = session(RecordingExecutor(whole=whole), weights(), call("aten::neg", Ref(-1)),
+                   call("aten::lift_fresh", Ref(0)), call("aten::abs", Ref(0)))
+    for _ in range(RUNS):
+        got = used.run()
+        assert got[0] is got[1]
+        assert got[2] is not got[0]
+    shelf = used.executor.shelf  # type: ignore[attr-defined]
+    assert shelf.stats()["played"]
+
+
 def test_a_step_that_raises_poisons_what_depends_on_it_and_nothing_else() -> None:
     """The failing step is now between segments, now within one."""
     calls = (call("aten::neg", Ref(-1)), call("aten::abs", Ref(0)), _READ,
