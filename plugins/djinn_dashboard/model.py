@@ -136,6 +136,7 @@ def _name(label: str) -> str:
 def _tenants(totals: Mapping[str, TenantTotals]) -> dict[str, Any]:
     columns = [_column("tenant", "text"), _column("workers"), _column("sessions"), _column("values"),
                _column("held", "bytes"), _column("limit", "bytes"), _column("uploads kept", "bytes"),
+               _column("shared by sessions", "bytes"),
                _column("requests"), _column("failed", is_problem=True), _column("refused", is_problem=True),
                _column("received", "bytes"), _column("sent", "bytes"), _column("programs ran", "seconds"),
                _column("programs waited", "seconds"), _column("workers lost", is_problem=True)]
@@ -145,7 +146,8 @@ def _tenants(totals: Mapping[str, TenantTotals]) -> dict[str, Any]:
         requests = sum(counts.requests.values())
         rows.append({"cells": [
             _name(label), found.workers, amounts.sessions, amounts.handles, amounts.held_bytes, found.limit_bytes,
-            amounts.kept_bytes, requests, requests - counts.requests.get("ok", 0), sum(counts.rejections.values()),
+            amounts.kept_bytes, amounts.shared_bytes, requests, requests - counts.requests.get("ok", 0),
+            sum(counts.rejections.values()),
             counts.received_bytes, counts.sent_bytes, counts.device_ns / 1e9, counts.wait_ns / 1e9,
             sum(found.restarts.values())]})
     return {"id": "tenants", "title": "Tenants", "columns": columns, "rows": rows}

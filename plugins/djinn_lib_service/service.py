@@ -115,6 +115,11 @@ class SessionService:
         return self.memory.values.held_bytes - self.memory.values.shared_bytes
 
     @property
+    def shared_bytes(self) -> int:
+        """Bytes of the values' storages that lie in memory of kept uploads."""
+        return self.memory.values.shared_bytes
+
+    @property
     def live_handles(self) -> int:
         """Number of values held."""
         return len(self.memory.values)

@@ -154,14 +154,15 @@ def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
 
 
 def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
-    memory = _gauge("memory_bytes", "Memory: held by values of sessions, kept uploads, and the limit that clients are "
-                                    "told.", "kind")
+    memory = _gauge("memory_bytes", "Memory: held by values of sessions, kept uploads, what values use of these, and "
+                                    "the limit that clients are told.", "kind")
     handles = _gauge("live_handles", "Values that sessions hold.")
     sessions = _gauge("sessions", "Sessions.")
     workers = _gauge("workers", "Workers that serve.")
     for label, found in totals.items():
         memory.add_metric((label, "held"), found.amounts.held_bytes)
         memory.add_metric((label, "kept"), found.amounts.kept_bytes)
+        memory.add_metric((label, "shared"), found.amounts.shared_bytes)
         if found.limit_bytes:
             memory.add_metric((label, "limit"), found.limit_bytes)
         handles.add_metric((label,), found.amounts.handles)

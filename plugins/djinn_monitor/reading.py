@@ -38,6 +38,7 @@ class TenantReading:
         handles: Values that they hold.
         held_bytes: Bytes of the storages of these values.
         kept_bytes: Bytes of the upload cache.
+        shared_bytes: Bytes of values that lie in memory of kept uploads, in each session that uses them.
         limit_bytes: Memory limit of the sessions; 0 if there is none.
         requests: By outcome.
         request_s: Total duration of requests.
@@ -58,6 +59,7 @@ class TenantReading:
     handles: int = 0
     held_bytes: int = 0
     kept_bytes: int = 0
+    shared_bytes: int = 0
     limit_bytes: int = 0
     requests: Mapping[str, int] = attrs.field(factory=dict)
     request_s: float = 0.0
@@ -200,7 +202,7 @@ def _made(samples: Iterable[Sample], not_ready: str) -> Reading:
             field: dict(sorted(found.items())) for field, found in buckets.get(tenant, {}).items()}}
         made[tenant] = TenantReading(
             **plain, held_bytes=memory.get("held", 0),
-            kept_bytes=memory.get("kept", 0), limit_bytes=memory.get("limit", 0),
+            kept_bytes=memory.get("kept", 0), shared_bytes=memory.get("shared", 0), limit_bytes=memory.get("limit", 0),
             received_bytes=wire.get("received", 0), sent_bytes=wire.get("sent", 0))
     return Reading(time.monotonic(), not_ready, build, errors, made)
 

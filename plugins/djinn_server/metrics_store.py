@@ -154,5 +154,5 @@ def _sum(amounts: Iterable[Amounts]) -> Amounts:
             total.sessions + each.sessions, total.handles + each.handles, total.held_bytes + each.held_bytes,
             total.kept_bytes + each.kept_bytes,
             {kind: total.memory.get(kind, 0) + each.memory.get(kind, 0) for kind in {**total.memory, **each.memory}},
-            max(total.pressure_tier, each.pressure_tier))
+            max(total.pressure_tier, each.pressure_tier), total.shared_bytes + each.shared_bytes)
     return total

@@ -409,7 +409,8 @@ class Server:
         closed = self._named.closed()
         amounts = Amounts(len(services), sum(service.live_handles for service in services) + sum(
             count for _, _, _, count in closed), sum(service.held_bytes for service in services) + sum(
-            named.size_bytes for _, _, named, _ in closed), self._store.size_bytes)
+            named.size_bytes for _, _, named, _ in closed), self._store.size_bytes,
+            shared_bytes=sum(service.shared_bytes for service in services))
         made = (WorkerReport(counts, amounts) if self._manager is None else
                 told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes))
         return msgspec.structs.replace(made, programs=self._line.slowest_programs())

@@ -119,7 +119,10 @@ def test_uploads_that_are_kept_are_told_from_those_that_travel(start_server: Any
     for _ in range(2):
         connection = session(server, owner="mine")
         reusing(connection).request(Batch([Upload(1, header_of(content))], synchronize=True), [content])
+        held = wait_for(server, lambda now: now.tenants[""].shared_bytes).tenants[""]
+        assert (held.shared_bytes, held.held_bytes) == (content.nbytes, 0)
         connection.close()
+        wait_for(server, lambda now: not now.tenants[""].shared_bytes)
     found = wait_for(server, lambda now: now.tenants[""].cache_requests["hit"]).tenants[""]
     assert found.cache_requests == {"hit": 1, "miss": 1}
     assert found.kept_bytes == content.nbytes

@@ -97,6 +97,8 @@ class Amounts(msgspec.Struct, frozen=True):
         kept_bytes: Bytes of the upload cache.
         memory: Bytes by role, if there is a limit.
         pressure_tier: The tier of memory pressure.
+        shared_bytes: Bytes of values that lie in memory of kept uploads, in each session that uses them; the memory
+            exists once.
     """
 
     sessions: Count = 0
@@ -105,6 +107,7 @@ class Amounts(msgspec.Struct, frozen=True):
     kept_bytes: Count = 0
     memory: dict[MemoryKind, Count] = {}
     pressure_tier: Annotated[int, Meta(ge=0, le=2)] = 0
+    shared_bytes: Count = 0
 
 
 class ProgramTime(msgspec.Struct, frozen=True, array_like=True):
