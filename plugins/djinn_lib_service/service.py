@@ -252,6 +252,8 @@ class SessionService:
         self._predictor.forget(command.programs)
         self.ahead.forget(command.programs)
         self._programs.forget(command.programs)
+        for program in command.programs:
+            self._runs.unconfirmed.pop(program, None)
 
     def _seed(self, command: Seed) -> None:
         self.ahead.drop()

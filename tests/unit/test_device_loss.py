@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
+import torch
 from djinn_executor_cpu.executor import CpuExecutor
+from djinn_lib_service.service import SessionService
 from djinn_server.loss import DeviceLoss
 
 from djinn.errors import DeviceLostError, TransportError
+from djinn.ir.program import Program, Step, Template, TensorArgument
+from djinn.ir.schema import facts_of
+from djinn.wire.messages import Batch, Define, Forget, Run, Upload
+from djinn.wire.tensors import header_of
 
 REASON = "CUDA error: device-side assert triggered"
 FIRST, SECOND = "first", "second"
@@ -69,3 +78,20 @@ def test_a_session_that_sees_it_later_is_not_blamed(worker: Worker) -> None:
 
 def test_an_executor_that_cannot_lose_its_device_is_not_asked() -> None:
     assert not DeviceLoss(CpuExecutor(), None).is_anothers(FIRST)
+
+
+def test_operators_that_may_have_failed_are_those_since_the_last_value_and_a_forgotten_program_is_freed() -> None:
+    facts = facts_of(torch.ops.aten.take.default)
+    take = Program((Template(facts.name, facts.digest, (TensorArgument(), TensorArgument())),),
+                   (Step(0, (-1, -2), 1),), 2, (0,))
+    service, index = SessionService(CpuExecutor()), torch.zeros(1, dtype=torch.int64)
+    service.handle(Batch([Define(1, take), Upload(1, header_of(index)), Upload(2, header_of(index))]), [index, index])
+    service.handle(Batch([Run(1, (1, 2), [], (3,))]), [])
+    assert service.suspects() == ["aten::take"]
+    service.handle(Batch(fetch=(3,)), [])
+    assert not service.suspects()
+    service.handle(Batch([Run(1, (1, 2), [], (4,))]), [])
+    (known,) = map(weakref.ref, service._runs.unconfirmed.values())
+    service.handle(Batch([Forget((1,))]), [])
+    gc.collect()
+    assert known() is None, "a session that never asks for a value would keep all programs that it has ever run"
