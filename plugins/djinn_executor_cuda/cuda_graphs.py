@@ -154,7 +154,8 @@ class CapturedGraph:
         self._written = written
         self._outlets = list(outlets)
         self._sources = list(sources)
-        self._firsts = [next(at for at, other in enumerate(take.results) if other is result) for result in take.results]
+        seen: dict[int, int] = {}
+        self._firsts = [seen.setdefault(id(result), position) for position, result in enumerate(take.results)]
         """By result: the first one that is the same tensor, as that of `lift_fresh` is. It changes its size with it."""
 
     @property

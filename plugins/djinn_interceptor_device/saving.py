@@ -272,7 +272,7 @@ def _tag(storage: Any) -> str | None:
 
 
 def register() -> None:
-    """Make ``torch.save`` write the same as for CPU tensors, ``torch.load`` map to the device."""
+    """Let ``torch.save`` write the same as for CPU tensors, ``torch.load`` map to the device, processes get copies."""
     global _is_registered
     if not _is_registered:
         _is_registered = True

@@ -112,17 +112,16 @@ class Compiled:
 
     def _chosen(self, inputs: Sequence[Any]) -> _Form:
         """Return the program with graphs, as it is to run with these inputs."""
-        copies = self._copied is not None and self._copied.is_enough_for(inputs)
-        if copies not in self._with_graphs:
-            calls = self._copied.calls if copies and self._copied is not None else self._calls
-            program = self._copied.program if copies and self._copied is not None else self._program
+        copied = self._copied if self._copied is not None and self._copied.is_enough_for(inputs) else None
+        if (copied is not None) not in self._with_graphs:
+            program, calls = (self._program, self._calls) if copied is None else (copied.program, copied.calls)
             segments = segments_of(program, calls)
             function = straight_line(program, calls, segments)
             # The interpreter's optimizations would leave out steps whose results nobody reads, though they may raise.
             as_it_is: Any = torch.jit.optimized_execution(False)  # type: ignore[attr-defined]  # missing from its __all__
-            self._with_graphs[copies] = _Form(
+            self._with_graphs[copied is not None] = _Form(
                 as_it_is(function) if segments else function, {segment.first: segment for segment in segments})
-        return self._with_graphs[copies]
+        return self._with_graphs[copied is not None]
 
     def resume(
         self, step: int, error: Exception, known: dict[int, Any], inputs: list[Any], numbers: Sequence[Any],
@@ -159,6 +158,7 @@ class Compiled:
         if not failed:
             # The graph is to blame, or there was no memory for a moment.
             self._has_graphs = False
+            self._with_graphs.clear()
         return outcome
 
 
