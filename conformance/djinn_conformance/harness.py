@@ -26,7 +26,7 @@ from djinn.kinds import Connection, ConnectOptions, Transport
 from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
-from djinn_conformance.subjects import Subject, installed_plugins, select
+from djinn_conformance.subjects import Subject, default_plugins, installed_plugins, select
 
 __all__ = ("InProcessServer", "open_executor", "other_connections", "served", "watch_over")
 
@@ -37,7 +37,7 @@ LEASE_S = 10.0
 
 def open_executor() -> Executor:
     """Open the default executor of a session, on the CPU if it supports that."""
-    factory = installed_plugins()[0].find_executor("cpu").value
+    factory = default_plugins().find_executor("cpu").value
     devices = factory.devices()
     opened: Executor = factory.open("cpu" if "cpu" in devices else devices[0])
     return opened
@@ -214,7 +214,7 @@ def _welcome_again(channel: Channel, sequence: int, welcome: Welcome) -> None:
 
 def watch_over(executor: Executor) -> ProgramChecker:
     """Create the watch of a server's default guard: everything that eager does must pass it."""
-    plugins = installed_plugins()[0]
+    plugins = default_plugins()
     shapes = plugins.choose("shapes", "meta")
     watch: ProgramChecker = plugins.choose("guard", "core").watch(Bounds(executor.device, _PROGRAM_BYTES), shapes)
     return watch

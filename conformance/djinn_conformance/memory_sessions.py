@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.plugins import Plugins
 from djinn.wire.messages import Batch, Command, Copy, Define, Failure, Free, Run, Upload
 from djinn.wire.tensors import header_of
 from djinn_conformance.assertions import expect, expect_same_tensor
-from djinn_conformance.subjects import installed_plugins
+from djinn_conformance.subjects import default_plugins
 
 __all__ = ("ROW_BYTES", "SESSIONS", "MemorySessions", "Steps", "steps")
 
@@ -56,14 +55,9 @@ def _definitions() -> list[Define]:
 _ADD, _SCALE, _ROWS, _JOIN, _MANY = range(1, 6)
 
 
-@cache
-def _plugins() -> Plugins:
-    return installed_plugins()[0]
-
-
 def _watch() -> ProgramChecker:
-    shapes = _plugins().choose("shapes", "meta")
-    watch: ProgramChecker = _plugins().choose("guard", "core").watch(Bounds("cpu"), shapes)
+    shapes = default_plugins().choose("shapes", "meta")
+    watch: ProgramChecker = default_plugins().choose("guard", "core").watch(Bounds("cpu"), shapes)
     return watch
 
 
@@ -88,7 +82,7 @@ class MemorySessions:
     """
 
     def __init__(self, factory: MemoryFactory, options: MemoryOptions) -> None:
-        self.executor = _plugins().find_executor("cpu").value.open("cpu")
+        self.executor = default_plugins().find_executor("cpu").value.open("cpu")
         self.manager = factory.open(self.executor, options)
         self.services = [SessionService(self.executor, watch=_watch(), manager=self.manager)
                          for _ in range(SESSIONS)]

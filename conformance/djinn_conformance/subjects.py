@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable
+from functools import cache
 
 import attrs
 import torch
@@ -14,7 +15,7 @@ from djinn.plugins import Plugins, PluginSelection, Registered, installed
 from djinn_conformance import specs
 from djinn_conformance.certificates import can_be_made
 
-__all__ = ("SelectionError", "Subject", "installed_plugins", "select")
+__all__ = ("SelectionError", "Subject", "default_plugins", "installed_plugins", "select")
 
 
 class SelectionError(ValueError):
@@ -43,6 +44,16 @@ def installed_plugins() -> tuple[Plugins, list[PluginError]]:
     problems: list[PluginError] = []
     selection = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", ""))
     return Plugins.load(PluginSelection(selection.disabled), problems=problems), problems
+
+
+def default_plugins() -> Plugins:
+    """Return all installed plugins that work, loaded once in a process: for what many examples need of them."""
+    return _loaded_once(os.environ.get("DJINN_PLUGINS", ""))
+
+
+@cache
+def _loaded_once(_: str) -> Plugins:
+    return installed_plugins()[0]
 
 
 def select(name: str | None, plugins: Plugins, problems: Iterable[PluginError] = ()) -> list[Subject]:

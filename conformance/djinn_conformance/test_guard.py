@@ -29,7 +29,7 @@ from djinn_conformance.operations import PLAIN, RANDOM, grouped
 from djinn_conformance.oracle import copied, perform, run_eager
 from djinn_conformance.programs import Recording, Ref, RunnableProgram, call, fill, pieces
 from djinn_conformance.strategies import filled, recordings
-from djinn_conformance.subjects import Subject, installed_plugins
+from djinn_conformance.subjects import Subject, default_plugins
 
 CPU = torch.device("cpu")
 _GIB = 2**30
@@ -38,7 +38,7 @@ _TENSOR, _NUMBER, _NOTHING = TensorArgument(), NumberArgument(), ConstantArgumen
 
 def watch(plugin: Guard, **bounds: Any) -> ProgramChecker:
     """Create a guard's watch, with the shape inference that a server would use."""
-    return plugin.watch(Bounds(**{"program_bytes": _GIB, **bounds}), installed_plugins()[0].choose("shapes", "meta"))
+    return plugin.watch(Bounds(**{"program_bytes": _GIB, **bounds}), default_plugins().choose("shapes", "meta"))
 
 
 def one_call(name: str, *arguments: Any, results: int = 1, operands: int | None = None, **keywords: Any) -> Program:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from djinn_conformance.memory_pressure import device_bytes, expect_honest
+from djinn_conformance.subjects import default_plugins
 from djinn_lib_service.content_store import Contents, ContentStore
 from djinn_lib_service.kinds import MemoryOptions
 from djinn_lib_service.kinds.executor import Executor
@@ -18,7 +19,6 @@ from djinn_memory_tiered.storages import ManagedStorage
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.plugins import Plugins, PluginSelection
 from djinn.wire.messages import Batch, Define, Result, Upload
 from djinn.wire.tensors import header_of
 
@@ -50,7 +50,7 @@ DEFINE = [Define(number, program) for number, program in PROGRAMS.items()]
 
 
 def open_executor() -> Executor:
-    return Plugins.load(PluginSelection()).find_executor("cpu").value.open("cpu")
+    return default_plugins().find_executor("cpu").value.open("cpu")
 
 
 class Clock:
