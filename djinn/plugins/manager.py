@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ("IN_PROCESS", "InProcess", "Plugins", "Registered", "installed")
 
-_HOOKS: Mapping[str, str] = MappingProxyType({kind: hook_of(kind) for kind in KINDS})
+_HOOKS, _MARK = MappingProxyType({kind: hook_of(kind) for kind in KINDS}), f"{hookspecs.GROUP}_impl"
 
 
 @attrs.frozen
@@ -83,8 +83,8 @@ def _distribution_of(entry_point: EntryPoint | InProcess) -> str:
 
 class _Manager(pluggy.PluginManager):
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        # Most attributes of a module are no functions. pluggy takes longer to find that out than `load` for all else.
-        is_no_hook = isinstance(plugin, ModuleType) and not callable(vars(plugin).get(name))
+        # Most attributes of a module are no hooks. pluggy takes longer to find that out than `load` for all else.
+        is_no_hook = isinstance(plugin, ModuleType) and _MARK not in getattr(vars(plugin).get(name), "__dict__", ())
         return None if is_no_hook else super().parse_hookimpl_opts(plugin, name)
 
 

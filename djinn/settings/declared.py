@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import attrs
 
@@ -187,8 +187,8 @@ class Declarations:
         if kind in self.classes:
             # Plugins of the same kind may share settings.
             return
-        types, found = get_type_hints(kind), {}
-        for field in attrs.fields(kind):
+        found: dict[str, Setting] = {}
+        for field in attrs.fields(attrs.resolve_types(kind)):
             details, other = field.metadata.get(_DETAILS), self.by_name.get(field.name)
             if details is None:
                 raise PluginValidationError(
@@ -198,7 +198,7 @@ class Declarations:
                 raise PluginValidationError(
                     f"The plugins {other.plugin!r} and {self._plugin!r} both have a setting {field.name!r}.",
                     hint="Rename one, for example by putting the name of the plugin in front of it.")
-            made = attrs.evolve(details, name=field.name, type=types[field.name], plugin=self._plugin, side=side)
+            made = attrs.evolve(details, name=field.name, type=field.type, plugin=self._plugin, side=side)
             if not made.allowed:
                 raise PluginValidationError(
                     f"The setting {field.name!r} of the plugin {self._plugin!r} has the type {made.type}.",
