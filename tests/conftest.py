@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from djinn_conformance.discovery import remember_distributions
 from djinn_conformance.laws import active_profile
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
@@ -23,6 +24,7 @@ if os.environ.get("HYPOTHESIS_PROFILE"):
 
 Servers.start_process = staticmethod(warm.start_server)
 without_stacks()
+remember_distributions()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -11,6 +11,7 @@ from djinn_lib_service.kinds import Executor
 from djinn.session.session import Session
 from djinn_conformance.capabilities import missing
 from djinn_conformance.compositions import running
+from djinn_conformance.discovery import remember_distributions
 from djinn_conformance.harness import InProcessServer
 from djinn_conformance.laws import law_of
 from djinn_conformance.seeding import without_stacks
@@ -19,6 +20,7 @@ from djinn_conformance.specs import law_named
 from djinn_conformance.subjects import Subject
 
 without_stacks()
+remember_distributions()
 
 
 @pytest.fixture(scope="session")
