@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,6 +116,7 @@ def test_ctrl_c_ends_tests_and_what_they_share(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
         while not (tmp_path / "waits").exists():
             assert running.poll() is None
+            time.sleep(0.01)
         running.send_signal(signal.SIGINT)
         said, _ = running.communicate(timeout=60)
     assert running.returncode == pytest.ExitCode.INTERRUPTED, said

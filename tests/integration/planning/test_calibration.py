@@ -85,6 +85,7 @@ def test_programs_take_what_is_predicted(address: str, make: Callable[[], Callab
     assert found[-1].error <= 2, "\n".join(map(str, found))
 
 
+@pytest.mark.alone  # so that it has the measurements of the test above
 def test_later_sessions_know_what_was_measured(address: str) -> None:
     djinn.init(address or None)
     (known,) = djinn.profiles().values()
