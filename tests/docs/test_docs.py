@@ -84,8 +84,8 @@ def execute(page: Path, folder: Path, address: str = ADDRESS, **environment: str
                 stdout=subprocess.PIPE, stderr=errors, text=True, timeout=TIMEOUT_S, check=False)
         status, said = done.returncode, done.stdout
     else:
-        with WarmPython(RUNNER, arguments, environment=clean_environment(**environment), log=log, folder=folder
-                        ) as process:
+        with WarmPython(RUNNER, arguments, environment=clean_environment(**environment), log=log, folder=folder,
+                        has_djinn=True) as process:
             said, status = process.stdout.read(), process.wait(TIMEOUT_S)
     assert status == 0, log.read_text()
     # PyTorch's profiler writes a line when it starts and when it stops.

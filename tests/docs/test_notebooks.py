@@ -17,7 +17,8 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 def test_a_notebook_prints_what_it_says(path: Path, tmp_path: Path) -> None:
     stored = json.loads(path.read_text(encoding="utf-8"))
     made = tmp_path / "made.ipynb"
-    done = run_python(Path(notebooks.__file__).read_text(encoding="utf-8"), str(path), str(made), folder=tmp_path)
+    done = run_python(Path(notebooks.__file__).read_text(encoding="utf-8"), str(path), str(made), folder=tmp_path,
+                      has_djinn=True)
     assert done.returncode == 0, done.stderr
     again = json.loads(made.read_text(encoding="utf-8"))
     cells = notebooks.code_cells(stored)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_models.models import made, tensors_of
 from djinn_server.models import MIN_MAPPED_BYTES
-from support.processes.warm import clean_environment
+from support.processes.warm import run_python
 from support.servers.fleet import fleet_of
 
 import djinn  # before safetensors, whose function it replaces
@@ -321,8 +319,7 @@ def test_no_weight_passes_through_the_client(store: Path, start_server: Any) -> 
     weight = torch.full((LARGE_BYTES // 40,), 0.5)
     save_file({f"w{number}": weight.clone() for number in range(10)}, store / "large.safetensors")
     running = start_server("--models", str(store))
-    done = subprocess.run([sys.executable, "-c", CLIENT, running.address], capture_output=True, text=True, check=False,
-                          env=clean_environment())
+    done = run_python(CLIENT, running.address, has_djinn=True)
     assert done.returncode == 0, done.stderr
     total, grown_bytes, sent_bytes, received_bytes = map(float, done.stdout.split())
     assert total == LARGE_BYTES / 4 * 0.5

@@ -100,7 +100,7 @@ print(djinn.stats()["bytes_sent"], djinn.stats()["bytes_not_sent"], model.weight
 """
     outputs = []
     for _ in range(2):
-        done = run_python(program, DJINN_SERVER=keeper.address, DJINN_OWNER="of both")
+        done = run_python(program, has_djinn=True, DJINN_SERVER=keeper.address, DJINN_OWNER="of both")
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.split())
     assert int(outputs[0][0]) > 2**20 > 50 * int(outputs[1][0])

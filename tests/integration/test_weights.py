@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.clients import weights
+from support.processes.warm import run_python
 from torch import nn
 
 import djinn
@@ -26,8 +26,8 @@ MOST = 0.3 * SIZE_MB
 
 
 def run(address: str, move: str, path: Path | str = "") -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-m", weights.__name__, address, move, str(LAYERS), str(path)],
-                          capture_output=True, text=True, check=False)
+    program = f"from {weights.__name__} import main; main()"
+    done = run_python(program, address, move, str(LAYERS), str(path), has_djinn=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

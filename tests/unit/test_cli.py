@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_cli.doctor import _token
-from support.processes.warm import clean_environment, run_djinn
+from support.processes.warm import clean_environment, run_djinn, run_python
+from support.servers.serving import Serving
 
 from djinn.settings import Config
 
@@ -31,17 +32,10 @@ def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a server in a process of its own."""
-    process = subprocess.Popen([*RUN, "serve"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("djinn serving tcp://127.0.0.1:"), line
-        yield line.split()[-1]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    with Serving(tmp_path_factory.mktemp("server") / "log") as serving:
+        yield serving.address
 
 
 def test_the_version_is_the_distributions() -> None:
@@ -162,8 +156,7 @@ def test_the_doctor_names_limits_of_the_system_that_are_too_low() -> None:
     resource = pytest.importorskip("resource")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     code = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (500, {most})); {RUN[-1]}"
-    done = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120,
-                          check=False, env=clean_environment())
+    done = run_python(code, "doctor", has_djinn=True)
     assert done.returncode == 1
     assert [cells for cells in rows(done.stdout) if cells[0] == "problem"] == [
         ["problem", "open files (ulimit -n)", "500"]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +30,7 @@ from support.memory.room import (
     rows,
     template,
 )
+from support.processes.warm import run_python
 
 from djinn.ir.program import Program, Step
 from djinn.wire.messages import Define, Free, Poisoned, Run
@@ -336,7 +335,6 @@ def test_a_session_that_ends_leaves_nothing_in_the_books() -> None:
 
 SHORT_OF_MEMORY = """
 import resource, sys
-sys.path.insert(0, sys.argv[1])
 from djinn.wire.messages import Free, Run
 from support.memory.room import *
 torch.set_num_threads(1)
@@ -351,7 +349,7 @@ room.do(0, Define(50, repeat), Define(51, again),
 room.do(0, Run(50, (1,), [[64]], (2,)))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 88 * 2**20,) * 2)
-program, numbers, outputs = {"first": (50, [[100]], (3,)), "compiled": (51, [[1], [100]], (4, 3))}[sys.argv[2]]
+program, numbers, outputs = {"first": (50, [[100]], (3,)), "compiled": (51, [[1], [100]], (4, 3))}[sys.argv[1]]
 result, _ = room.do(0, Run(program, (1,), numbers, outputs))
 print(room.place(0, 2).state.name, [failure.kind for failure in result.failures])
 room.do(0, Free((3,)))
@@ -366,6 +364,5 @@ print([failure.kind for failure in result.failures], "of weight" in result.failu
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the process's memory")
 @pytest.mark.parametrize("run", ["first", "compiled"])
 def test_where_the_device_has_no_memory_what_is_not_in_use_makes_room_and_the_step_is_made_once_more(run: str) -> None:
-    done = subprocess.run([sys.executable, "-c", SHORT_OF_MEMORY, str(Path(__file__).parents[1]), run],
-                          capture_output=True, text=True, timeout=100, check=False, cwd=Path(__file__).parents[2])
+    done = run_python(SHORT_OF_MEMORY, run, has_djinn=True)
     assert done.stdout.splitlines() == ["DROPPED []", "[1.0, 1.0]", "['OutOfMemoryError'] True"], done.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import djinn_interceptor_device
 import pytest
 import torch.utils.backend_registration
 from djinn_interceptor_device.requirements import FIRST_RELEASE
+from support.processes.warm import run_python
 
 from djinn.errors import UnsupportedTorchError
 
@@ -33,7 +32,7 @@ def test_a_release_without_python_backends_is_refused_by_name_and_remedy(monkeyp
 
 
 def test_the_import_itself_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(PROGRAM)
     assert done.stdout.startswith("[DJ206] PyTorch "), done.stderr
     assert f"'torch>={FIRST_RELEASE}'" in done.stdout
 
