@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.memory_usage import MemoryUsage
 
 __all__ = ("HandleTable", "ValueTable")
@@ -18,7 +19,7 @@ class ValueTable(ABC):
 
     Attributes:
         usage: Bytes of the values' storages, now and so far.
-        shared_bytes: Those of them that lie in memory of kept uploads, which is counted there.
+        shared_bytes: Bytes of values in memory that others read, too: of kept uploads, and of stored models.
 
     Concurrency:
         One thread at a time; any thread may read `held_bytes` and `shared_bytes`.
@@ -52,6 +53,11 @@ class ValueTable(ABC):
         """Return a value, or ``None`` if the handle has none."""
         return self._values.get(handle)
 
+    @property
+    def own_bytes(self) -> int:
+        """`held_bytes` without what is shared."""
+        return self.held_bytes - self.shared_bytes
+
     @abstractmethod
     def put(self, handle: int, value: Any) -> None:
         """Store a value under a handle, replacing the previous one."""
@@ -76,10 +82,7 @@ class ValueTable(ABC):
     def added_bytes(self, values: Iterable[Any]) -> int:
         """Return by how much `held_bytes` would grow if these values were put, too."""
 
-    def shared(self, handle: int) -> None:  # noqa: B027  # a table may share nothing
-        """Record that a value lies in memory of a kept upload."""
-
-    def written(self, handle: int) -> None:  # noqa: B027  # as above
+    def written(self, handle: int) -> None:  # noqa: B027  # a table may have other ways to know it
         """Record that a value is written, and no longer shares its memory."""
 
 
@@ -110,6 +113,9 @@ class HandleTable(ValueTable):
                 size_bytes = storage.nbytes()
                 self._storages[key] = [1, size_bytes]
                 self.held_bytes += size_bytes
+                if is_mapped(storage):
+                    self._shared[key] = size_bytes
+                    self.shared_bytes += size_bytes
             else:
                 known[0] += 1
         if before is not None:
@@ -128,12 +134,6 @@ class HandleTable(ValueTable):
         storage = tensor.untyped_storage()._cdata
         return [handle for handle, value in self._values.items()
                 if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage]
-
-    def shared(self, handle: int) -> None:
-        """Record that a value lies in memory of a kept upload."""
-        storage = self._storage_of[handle]
-        self._shared[storage] = size_bytes = self._storages[storage][1]
-        self.shared_bytes += size_bytes
 
     def written(self, handle: int) -> None:
         """Record that a value is written, and no longer shares its memory."""

@@ -147,6 +147,8 @@ def map_private(descriptor: int, begin: int, length: int, *needed: object) -> ct
 
 def is_mapped(storage: torch.UntypedStorage) -> bool:
     """Whether a storage lies in a part of a file that was mapped, so that it needs memory only where it was written."""
+    if not _mapped:
+        return False
     address = storage.data_ptr() if storage.device.type == "cpu" else 0
     begin = address - address % mmap.ALLOCATIONGRANULARITY
     return begin in _mapped and address + storage.nbytes() <= begin + _mapped[begin]

@@ -111,12 +111,12 @@ class SessionService:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the values' storages, without those that lie in memory of kept uploads, which is counted there."""
-        return self.memory.values.held_bytes - self.memory.values.shared_bytes
+        """Bytes of the values' storages, without those whose memory is shared."""
+        return self.memory.values.own_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the values' storages that lie in memory of kept uploads."""
+        """Bytes of the values' storages in memory that others read, too: of kept uploads, and of stored models."""
         return self.memory.values.shared_bytes
 
     @property

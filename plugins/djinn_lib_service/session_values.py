@@ -123,8 +123,6 @@ class SessionValues:
         mapped = self._contents.shared(handle) if self._contents is not None and self._shares else None
         value = self._failures.attempt(lambda: self._put(tensor) if mapped is None else self.adopt(mapped))
         self._table.put(handle, value)
-        if mapped is not None and value is mapped:
-            self._table.shared(handle)
 
     def recall(self, command: UploadByDigest) -> None:
         """Add a value from a kept upload."""

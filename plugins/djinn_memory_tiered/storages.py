@@ -127,7 +127,7 @@ class Places(ValueTable):
         clock: Returns the time in seconds.
 
     Attributes:
-        held_bytes: Bytes of the storages, wherever they are.
+        held_bytes: Bytes of the storages, wherever they are; what is shared is not counted.
 
     Concurrency:
         One thread at a time.
@@ -141,6 +141,11 @@ class Places(ValueTable):
         """By storage."""
         self._of: dict[int, ManagedStorage] = {}
         """By handle."""
+
+    @property
+    def own_bytes(self) -> int:
+        """As `held_bytes`."""
+        return self.held_bytes
 
     @property
     def entries(self) -> Iterable[ManagedStorage]:
@@ -197,6 +202,7 @@ class Places(ValueTable):
         place = self._places[storage._cdata] = ManagedStorage(
             storage, storage.nbytes() - mapped_bytes, Role.UNKNOWN, self._clock(), mapped_bytes=mapped_bytes)
         self.held_bytes += place.size_bytes
+        self.shared_bytes += mapped_bytes
         self._accounts.came(place.role, place.size_bytes)
         return place
 
@@ -204,6 +210,7 @@ class Places(ValueTable):
         """Count a storage that is about to be written, so that it will not share its memory any more."""
         size_bytes, place.mapped_bytes = place.mapped_bytes, 0
         place.size_bytes += size_bytes
+        self.shared_bytes -= size_bytes
         self.held_bytes += size_bytes
         self._accounts.came(place.role, size_bytes)
 
@@ -271,6 +278,7 @@ class Places(ValueTable):
         if place.handles or place.dependents or self._places.pop(place.storage._cdata, None) is None:
             return
         self.held_bytes -= place.size_bytes
+        self.shared_bytes -= place.mapped_bytes
         if place.state is State.HERE:
             self._accounts.went(place.role, place.size_bytes)
         elif place.state is State.MOVED:

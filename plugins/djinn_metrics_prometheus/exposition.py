@@ -154,8 +154,8 @@ def _traffic(totals: dict[str, TenantTotals], own: Counts) -> Iterator[Metric]:
 
 
 def _amounts(totals: dict[str, TenantTotals]) -> Iterator[Metric]:
-    memory = _gauge("memory_bytes", "Memory: held by values of sessions, kept uploads, what values use of these, and "
-                                    "the limit that clients are told.", "kind")
+    memory = _gauge("memory_bytes", "Memory: held by values of sessions, kept uploads, what values share with these "
+                                    "and with stored models, and the limit that clients are told.", "kind")
     handles = _gauge("live_handles", "Values that sessions hold.")
     sessions = _gauge("sessions", "Sessions.")
     workers = _gauge("workers", "Workers that serve.")

@@ -38,7 +38,7 @@ class TenantReading:
         handles: Values that they hold.
         held_bytes: Bytes of the storages of these values.
         kept_bytes: Bytes of the upload cache.
-        shared_bytes: Bytes of values that lie in memory of kept uploads, in each session that uses them.
+        shared_bytes: Bytes of values in memory of kept uploads and stored models, in each session that uses them.
         limit_bytes: Memory limit of the sessions; 0 if there is none.
         requests: By outcome.
         request_s: Total duration of requests.

@@ -30,10 +30,12 @@ from djinn_metrics_prometheus.exposition import MetricsPage
 from djinn_monitor.reading import Reading, read
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import save_file
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
 from support.servers.serving import children_of
 
+import djinn
 from djinn.errors import ProtocolError, RefusedError
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
@@ -127,6 +129,25 @@ def test_uploads_that_are_kept_are_told_from_those_that_travel(start_server: Any
     assert found.cache_requests == {"hit": 1, "miss": 1}
     assert found.kept_bytes == content.nbytes
     assert content.nbytes < found.received_bytes < 1.5 * content.nbytes
+
+
+@pytest.mark.parametrize("options", [(), ("--memory-mib", "16")], ids=["unlimited", "limited"])
+def test_stored_weights_that_are_shared_are_told_from_those_that_are_written(
+        options: tuple[str, ...], start_server: Any, tmp_path: Path) -> None:
+    weight, folder = torch.ones(2**18), tmp_path / "models"
+    folder.mkdir()
+    save_file({"w": weight}, folder / "small.safetensors")
+    server = start_server("--metrics-port", "0", "--models", str(folder), *options)
+    djinn.init(server=server.address)
+    loaded = djinn.models.load("small")["w"]
+    assert loaded.sum().item() == weight.numel()
+    held = wait_for(server, lambda now: now.tenants[""].shared_bytes).tenants[""]
+    assert (held.shared_bytes, held.held_bytes < 1000) == (weight.nbytes, True)
+    loaded.add_(1)
+    assert loaded.sum().item() == 2 * weight.numel()
+    held = wait_for(server, lambda now: not now.tenants[""].shared_bytes).tenants[""]
+    assert 0 <= held.held_bytes - weight.nbytes < 1000
+    djinn.shutdown()
 
 
 def test_a_killed_worker_shows_and_what_it_has_counted_stays(start_server: Any) -> None:

@@ -97,8 +97,8 @@ class Amounts(msgspec.Struct, frozen=True):
         kept_bytes: Bytes of the upload cache.
         memory: Bytes by role, if there is a limit.
         pressure_tier: The tier of memory pressure.
-        shared_bytes: Bytes of values that lie in memory of kept uploads, in each session that uses them; the memory
-            exists once.
+        shared_bytes: Bytes of values in memory of kept uploads and stored models, in each session that uses them; the
+            memory exists once.
     """
 
     sessions: Count = 0
