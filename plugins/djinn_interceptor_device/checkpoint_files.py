@@ -1,9 +1,9 @@
-"""Files of weights that are read onto the device by safetensors and transformers.
+"""Files of weights that are read onto the device by safetensors, transformers and diffusers.
 
 ``safetensors.torch.load_file`` refuses devices that it does not know, so calls for this device are answered here.
-transformers reads files here and moves tensors one by one. If the server has all files of a checkpoint that goes to the
-device completely, it is given their tensors on the device instead; so is ``torch.load``. If there are no such files
-here, it is given a stored model of that name.
+transformers and diffusers read files here and move tensors one by one. If the server has all files of a checkpoint that
+goes to the device completely, they are given their tensors on the device instead; so is ``torch.load``. If there are no
+such files here, they are given a stored model of that name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +27,11 @@ __all__ = ("install",)
 
 _SAFETENSORS = "safetensors.torch"
 _TRANSFORMERS = "transformers.modeling_utils"
+_DIFFUSERS = "diffusers.models.modeling_utils"
+_PIPELINES = "diffusers.pipelines.pipeline_utils"
+_WEIGHTS = "diffusion_pytorch_model.safetensors"
+_READ_HERE = ("quantization_config", "parallel_config", "use_flashpack", "dduf_entries", "variant")
+"""Options of diffusers with which files are read in another way."""
 _HUB = "models--"
 _target: ContextVar[str | None] = ContextVar("djinn_target", default=None)
 """The one device that a model without quantization is being loaded onto."""
@@ -35,7 +39,7 @@ _target: ContextVar[str | None] = ContextVar("djinn_target", default=None)
 
 def install() -> None:
     """Replace the functions once a program has imported their modules."""
-    follow_imports((_SAFETENSORS, _TRANSFORMERS), _adapt)
+    follow_imports((_SAFETENSORS, _TRANSFORMERS, _DIFFUSERS, _PIPELINES), _adapt)
     read: Any = torch.serialization._load
     torch.serialization._load = stored_storages.noting_address(read)
     # The program's own calls pass through; nothing is loaded here.
@@ -43,10 +47,15 @@ def install() -> None:
     torch.load = torch.serialization.load = stored_storages.loading(load, _is_ours)  # noqa: TID251
 
 
-def _adapt(module: ModuleType) -> None:
-    if module.__name__ == _SAFETENSORS:
-        module.load_file = _loading(module.load_file)  # type: ignore[attr-defined]  # of that module
-        return
+def _adapt(module: Any) -> None:
+    _ADAPTERS[module.__name__](module)
+
+
+def _adapt_safetensors(module: Any) -> None:
+    module.load_file = _loading(module.load_file)
+
+
+def _adapt_transformers(module: Any) -> None:
     model: Any = getattr(module, "PreTrainedModel", None)
     load = getattr(model, "_load_pretrained_model", None)
     if load is not None:
@@ -54,6 +63,32 @@ def _adapt(module: ModuleType) -> None:
         for name, replacement in (("get_hf_quantizer", _noting_target), ("_get_resolved_checkpoint_files", _finding)):
             if hasattr(module, name):
                 setattr(module, name, replacement(getattr(module, name)))
+
+
+def _adapt_diffusers(module: Any) -> None:
+    model: Any = getattr(module, "ModelMixin", None)
+    load = vars(model).get("from_pretrained") if model is not None else None
+    if isinstance(load, classmethod):
+        model.from_pretrained = classmethod(_noting_device_map(load.__func__))
+        for name, replacement in (("_get_model_file", _finding_file), ("_get_checkpoint_shard_files", _finding_shards)):
+            if hasattr(module, name):
+                setattr(module, name, replacement(getattr(module, name)))
+
+
+def _adapt_pipelines(module: Any) -> None:
+    """Let a pipeline's ``device_map`` name the device; it is otherwise ``balanced``, or the kind of the local one."""
+    if hasattr(module, "SUPPORTED_DEVICE_MAP"):
+        module.SUPPORTED_DEVICE_MAP = _DevicesToo(module.SUPPORTED_DEVICE_MAP)
+
+
+class _DevicesToo(list[str]):
+    def __contains__(self, place: object) -> bool:
+        return super().__contains__(place) or _is_ours(place)
+
+
+_ADAPTERS: dict[str, Callable[[Any], None]] = {
+    _SAFETENSORS: _adapt_safetensors, _TRANSFORMERS: _adapt_transformers, _DIFFUSERS: _adapt_diffusers,
+    _PIPELINES: _adapt_pipelines}
 
 
 def _is_ours(device: Any) -> bool:
@@ -135,35 +170,97 @@ def _finding(resolve: Callable[..., Any]) -> Callable[..., Any]:
         path = options.get("pretrained_model_name_or_path")
         if device is None or path is None or any(map(options.get, ("variant", "gguf_file"))):
             return resolve(*given, **options)
-        where = options.get("download_kwargs") or {}
-        if not Path(path).exists() and (found := _named(str(path), where, device, is_exact=True)):
+        found = _found(str(path), options.get("download_kwargs") or {}, device, lambda: resolve(*given, **options))
+        if not isinstance(found, _StoredFiles):
             return found
-        try:
-            return resolve(*given, **options)
-        except OSError as error:
-            if (found := _named(str(path), where, device)) is None:
-                error.add_note(f"The server has no model of the name {path} either: see djinn.models.list().")
-                raise
-            return found
+        dtypes = [tensor.dtype for tensor in found.found.tensors if "float" in tensor.dtype]
+        return found, {"dtype": dtypes[0]} if dtypes else {}
 
     return resolved
 
 
-def _named(path: str, where: Mapping[str, Any], device: str, *, is_exact: bool = False
-           ) -> tuple[_StoredFiles, dict[str, Any]] | None:
+def _found(path: str, where: Mapping[str, Any], device: str, look_here: Callable[[], Any]) -> Any:
+    """Return what is here of a model, or else `_StoredFiles`; an exact revision of the server is preferred."""
+    if not Path(path).exists() and (found := _named(path, where, device, is_exact=True)) is not None:
+        return found
+    try:
+        return look_here()
+    except OSError as error:
+        if (found := _named(path, where, device)) is None:
+            error.add_note(f"The server has no model of the name {path} either: see djinn.models.list().")
+            raise
+        return found
+
+
+def _named(path: str, where: Mapping[str, Any], device: str, *, is_exact: bool = False) -> _StoredFiles | None:
     """Find a stored model by the name of a model, or of its folder; an exact one is known to have the same content."""
     from djinn_lib_models import models
 
-    names, revision = [path], str(where.get("revision") or "")
+    names, revision = [path], str(where.get("commit_hash") or where.get("revision") or "")
     if (folder := Path(path)).exists():
-        folder = folder.resolve()
-        names = ["/".join(folder.parts[-2:]), folder.name]
-        if len(folder.parts) > 2 and folder.parts[-3].startswith(_HUB):
-            names, revision = [folder.parts[-3].removeprefix(_HUB).replace("--", "/")], folder.name
-    if subfolder := where.get("subfolder"):
-        names = [f"{name}/{subfolder}" for name in names]
+        parts = (*folder.resolve().parts, *Path(where.get("subfolder") or "").parts)
+        # The name of a pipeline's part alone, such as unet, says nothing.
+        is_part = where.get("subfolder") or (folder.parent / "model_index.json").exists()
+        names = ["/".join(parts[-count:]) for count in ((3, 2) if is_part else (3, 2, 1))]
+        hub = next((index for index, part in enumerate(parts) if part.startswith(_HUB)), None)
+        if hub is not None and len(parts) > hub + 2:
+            # The cache of the hub: models--OWNER--NAME/snapshots/REVISION, and perhaps a folder of a pipeline's part.
+            names = ["/".join((parts[hub].removeprefix(_HUB).replace("--", "/"), *parts[hub + 3:]))]
+            revision = parts[hub + 2]
+    elif subfolder := where.get("subfolder"):
+        names = [f"{path}/{subfolder}"]
     found = models.named(names, revision, device, is_exact=is_exact)
-    if found is None:
-        return None
-    dtypes = [tensor.dtype for tensor in found.tensors if "float" in tensor.dtype]
-    return _StoredFiles(found), {"dtype": dtypes[0]} if dtypes else {}
+    return None if found is None else _StoredFiles(found)
+
+
+def _noting_device_map(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method of diffusers that loads a model, for the functions by which it looks for files."""
+
+    @functools.wraps(load)
+    def from_pretrained(cls: Any, *given: Any, **options: Any) -> Any:
+        device_map = options.get("device_map")
+        whole = device_map if isinstance(device_map, dict) else {"": device_map}
+        target = _target.set(None if any(map(options.get, _READ_HERE)) else _only_device(whole))
+        try:
+            return load(cls, *given, **options)
+        finally:
+            _target.reset(target)
+
+    return from_pretrained
+
+
+def _finding_file(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which diffusers looks for a file; instead of its name, it may return its tensors."""
+
+    @functools.wraps(find)
+    def get_model_file(path: Any, *given: Any, **options: Any) -> Any:
+        device = _target.get()
+        if device is None or options.get("weights_name") != _WEIGHTS or _has_pickle(path, options.get("subfolder")):
+            return find(path, *given, **options)
+        found = _found(str(path), options, device, lambda: find(path, *given, **options))
+        stored = _stored(found if isinstance(found, _StoredFiles) else [found], device)
+        return found if stored is None else stored
+
+    return get_model_file
+
+
+def _has_pickle(path: Any, subfolder: str | None) -> bool:
+    """Whether a folder has the weights in the form that diffusers uses if there are no others."""
+    return Path(path, subfolder or "", _WEIGHTS).with_suffix(".bin").exists()
+
+
+def _finding_shards(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which diffusers looks for several files; their tensors may take their place."""
+
+    @functools.wraps(find)
+    def get_shards(path: Any, *given: Any, **options: Any) -> Any:
+        device = _target.get()
+        if device is None:
+            return find(path, *given, **options)
+        found = _found(str(path), options, device, lambda: find(path, *given, **options))
+        files, about = (found, {}) if isinstance(found, _StoredFiles) else found
+        if (stored := _stored(files, device)) is None:
+            return found
+        return [stored], {**about, "all_checkpoint_keys": [*stored]}
+
+    return get_shards

@@ -1,7 +1,8 @@
 """Which files in a folder are models, and how they are called.
 
 A model is a file ``NAME.safetensors``, or a folder with such files; ``NAME@REVISION`` has a revision. A folder of
-Hugging Face's cache, ``models--OWNER--NAME``, has a model for each of its snapshots.
+Hugging Face's cache, ``models--OWNER--NAME``, has a model for each of its snapshots, and for each part of a pipeline in
+it. A model may have its shards or its whole in one file, under the names that transformers and diffusers use.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ SUMS = "SHA256SUMS"
 SUFFIX = ".safetensors"
 ARCHIVES = (".pt", ".pth")
 """Suffixes of files of ``torch.save``, which belong to their names."""
-_INDEX = "model.safetensors.index.json"
-_WHOLE = "model.safetensors"
+_WHOLES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
+_INDEXES = tuple(f"{whole}.index.json" for whole in _WHOLES)
 _HUB = "models--"
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_DEPTH = 4
@@ -59,21 +60,28 @@ def candidates(root: Path) -> Iterator[Candidate]:
     yield from _below(root, root, 0)
 
 
-def _below(root: Path, folder: Path, depth: int) -> Iterator[Candidate]:
+def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> Iterator[Candidate]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
         if path.is_dir():
             if path.name.startswith(_HUB):
                 yield from _snapshots(path)
-            elif any(path.glob(f"*{SUFFIX}")) or (path / _INDEX).exists():
+                continue
+            if has_weights := _has_weights(path):
                 yield _named(path.relative_to(root), path)
-            elif depth < MAX_DEPTH and not path.is_symlink():
-                yield from _below(root, path, depth + 1)
+            if depth < MAX_DEPTH and not path.is_symlink():
+                yield from _below(root, path, depth + 1, is_model=has_weights)
+        elif is_model:
+            continue
         elif path.name.endswith(SUFFIX):
             yield _named(path.relative_to(root).with_name(path.name.removesuffix(SUFFIX)), path)
         elif path.suffix in ARCHIVES:
             yield Candidate(path.relative_to(root).as_posix(), "", path)
+
+
+def _has_weights(path: Path) -> bool:
+    return any(path.glob(f"*{SUFFIX}")) or any((path / index).exists() for index in _INDEXES)
 
 
 def _named(relative: Path, path: Path) -> Candidate:
@@ -85,8 +93,9 @@ def _snapshots(path: Path) -> Iterator[Candidate]:
     name = path.name.removeprefix(_HUB).replace("--", "/")
     snapshots = path / "snapshots"
     for snapshot in sorted(snapshots.iterdir()) if snapshots.is_dir() else ():
-        if any(snapshot.glob(f"*{SUFFIX}")):
-            yield Candidate(name, snapshot.name, snapshot)
+        for part in (snapshot, *sorted(snapshot.glob("*/"))):
+            if _has_weights(part):
+                yield Candidate("/".join((name, *part.relative_to(snapshot).parts)), snapshot.name, part)
 
 
 def files_of(candidate: Candidate) -> list[Path]:
@@ -99,17 +108,17 @@ def files_of(candidate: Candidate) -> list[Path]:
     path = candidate.path
     if not path.is_dir():
         return [path]
-    index = path / _INDEX
-    if index.exists():
-        if index.stat().st_size > MAX_INDEX_BYTES:
-            raise ValueError(f"{_INDEX} has more than {MAX_INDEX_BYTES} bytes")
-        try:
-            found = msgspec.json.decode(index.read_bytes(), type=_Index)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{_INDEX} is malformed: {error}") from None
-        return [path / name for name in sorted(set(found.weight_map.values()))]
-    whole = path / _WHOLE
-    return [whole] if whole.exists() else sorted(path.glob(f"*{SUFFIX}"))
+    for index in (path / name for name in _INDEXES):
+        if index.exists():
+            if index.stat().st_size > MAX_INDEX_BYTES:
+                raise ValueError(f"{index.name} has more than {MAX_INDEX_BYTES} bytes")
+            try:
+                found = msgspec.json.decode(index.read_bytes(), type=_Index)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{index.name} is malformed: {error}") from None
+            return [path / name for name in sorted(set(found.weight_map.values()))]
+    whole = next((path / name for name in _WHOLES if (path / name).exists()), None)
+    return sorted(path.glob(f"*{SUFFIX}")) if whole is None else [whole]
 
 
 def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:

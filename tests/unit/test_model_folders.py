@@ -1,0 +1,45 @@
+"""Which files of a folder are models of the store, and under which names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from djinn_store_safetensors.folder import candidates, files_of
+
+WHOLE = "diffusion_pytorch_model.safetensors"
+
+
+def found(root: Path) -> dict[tuple[str, str], list[str]]:
+    return {(each.name, each.revision): [path.name for path in files_of(each)] for each in candidates(root)}
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_parts_of_a_pipeline_are_models_beside_the_weights_of_the_whole(tmp_path: Path) -> None:
+    write(tmp_path, "sd/whole.safetensors", "sd/model_index.json", f"sd/unet/{WHOLE}",
+          "sd/unet/diffusion_pytorch_model.fp16.safetensors", "sd/vae/config.json", "sd/text_encoder/model.safetensors")
+    assert found(tmp_path) == {("sd", ""): ["whole.safetensors"], ("sd/unet", ""): [WHOLE],
+                               ("sd/text_encoder", ""): ["model.safetensors"]}
+
+
+def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
+    write(tmp_path, "unet/one.safetensors", "unet/two.safetensors", "unet/other.safetensors")
+    index = tmp_path / "unet" / f"{WHOLE}.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "two.safetensors", "b": "one.safetensors"}}))
+    assert found(tmp_path) == {("unet", ""): ["one.safetensors", "two.safetensors"]}
+    index.write_text("[")
+    with pytest.raises(ValueError, match=f"{WHOLE}.index.json is malformed"):
+        found(tmp_path)
+
+
+def test_parts_in_the_cache_of_a_hub_have_the_revision_of_their_snapshot(tmp_path: Path) -> None:
+    write(tmp_path, f"models--owner--sd/snapshots/abc/unet/{WHOLE}", "models--gpt2/snapshots/def/model.safetensors",
+          "models--owner--sd/snapshots/abc/scheduler/config.json")
+    assert found(tmp_path) == {("owner/sd/unet", "abc"): [WHOLE], ("gpt2", "def"): ["model.safetensors"]}
