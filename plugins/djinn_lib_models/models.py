@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -22,19 +21,17 @@ import djinn
 from djinn.errors import ConfigurationError
 from djinn.record.devices import logical_device
 from djinn.wire.tensors import dtype_named
+from djinn_lib_models.file_digests import digest_of
 
 if TYPE_CHECKING:
     import builtins
 
 __all__ = ("all_made", "list", "load", "load_file", "made", "named", "stored_files", "tensors_of")
 
-_CHUNK_BYTES = 2**23
 _PIECE_BYTES = 2**24
 """Of a file that is sent."""
 _log = logging.getLogger("djinn.models")
-_BLOB = re.compile(r"[0-9a-f]{64}")
 _DIGITS = re.compile(r"([0-9]{1,9})")
-_digests: dict[tuple[str, int, int, int], str] = {}
 
 
 def list(device: Any = None) -> builtins.list[StoredModel]:  # noqa: A001  # always called as djinn.models.list
@@ -71,7 +68,7 @@ def load_file(path: str | os.PathLike[str], *, dtype: torch.dtype | None = None,
 
     If the server has a file with the same content, no tensor is sent. If it keeps files, the file is sent once.
     Otherwise its tensors are, one after another. The file is only digested if the server has one of its size, or keeps
-    files. In the cache of Hugging Face's hub, its name is its digest.
+    files; see `djinn_lib_models.file_digests`.
 
     Args:
         path: The file.
@@ -103,7 +100,7 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
         return None
     found: builtins.list[StoredTensor] = []
     for file in files:
-        digest = _digest_of(file)
+        digest = digest_of(file)
         answer = _answer(device, f"\n{digest}")
         if not answer.models and file.stat().st_size <= known.keeps_bytes and _sent(file, digest, _like(device)):
             answer = _answer(device, f"\n{digest}")
@@ -135,20 +132,6 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
             if not data and not reply.wait_s:
                 return False
             piece = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else piece[:0]
-
-
-def _digest_of(file: Path) -> str:
-    status = file.stat()
-    if _BLOB.fullmatch(file.name) and file.parent.name == "blobs":
-        return file.name
-    key = str(file), status.st_size, status.st_ino, status.st_ctime_ns
-    if key not in _digests:
-        digest = hashlib.sha256()
-        with file.open("rb", buffering=0) as opened:
-            while chunk := opened.read(_CHUNK_BYTES):
-                digest.update(chunk)
-        _digests[key] = digest.hexdigest()
-    return _digests[key]
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import platform
-import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,6 +14,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import msgspec
 import torch
+from djinn_lib_service.cache_files import cache_folder, write_whole
 from djinn_lib_service.device_report import device_of
 
 from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
@@ -129,8 +126,7 @@ def identity_of(executor: RemoteExecutor | Connection) -> Identity:
 
 def folder() -> Path:
     """Return the folder of the profiles."""
-    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else None)
-    return Path(base or Path.home() / ".cache") / "djinn" / "profiles"
+    return cache_folder() / "profiles"
 
 
 def path_of(identity: Identity) -> Path:
@@ -146,16 +142,7 @@ def save(calibration: Calibration) -> Path:
         OSError: It cannot be written.
     """
     path = path_of(calibration.of)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(_File(FORM, calibration)), indent=1))
-        Path(temporary).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_File(FORM, calibration)), indent=1))
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_lib_models import file_digests
 from djinn_lib_models.models import made, tensors_of
 from djinn_server.models import MIN_MAPPED_BYTES
 from support.processes.warm import run_python
@@ -149,6 +151,25 @@ def test_a_file_that_the_server_has_is_not_sent(served: Any, tmp_path: Path) -> 
     for name, weight in djinn.models.load_file(mine).items():
         assert torch.equal(weight.cpu(), other[name])
     assert djinn.stats()["bytes_sent"] - before >= WEIGHTS["mapped"].nbytes
+
+
+def test_a_file_is_loaded_as_it_is_now_although_its_digest_is_remembered(
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setattr(file_digests, "SETTLED_NS", 0)
+    mine, changed = tmp_path / "mine.safetensors", {**WEIGHTS, "mapped": WEIGHTS["mapped"] + 1}
+    save_file(WEIGHTS, mine)
+    before, sent = mine.stat(), djinn.stats()["bytes_sent"]
+    for _ in range(2):
+        assert torch.equal(djinn.models.load_file(mine)["mapped"].cpu(), WEIGHTS["mapped"])
+    assert djinn.stats()["bytes_sent"] - sent < WEIGHTS["mapped"].nbytes
+    assert str(mine) in (tmp_path / "caches" / "djinn" / "digests.json").read_text()
+    save_file(changed, tmp_path / "changed.safetensors")
+    mine.write_bytes((tmp_path / "changed.safetensors").read_bytes())
+    os.utime(mine, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert mine.stat().st_size == before.st_size
+    assert torch.equal(djinn.models.load_file(mine)["mapped"].cpu(), changed["mapped"])
 
 
 def test_what_torch_load_reads_is_not_sent_if_the_server_has_the_file(served: Any, store: Path, tmp_path: Path) -> None:
