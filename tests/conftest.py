@@ -13,6 +13,7 @@ from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from hypothesis import settings
 from support.processes import warm
+from support.processes.examples import prepare
 
 # Programs that tests start import the package `support`, too.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -27,12 +28,22 @@ without_stacks()
 remember_distributions()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start what tests fork; it imports while this process collects."""
+    if _shares(config):
+        warm.begin()
+
+
+def _shares(config: pytest.Config) -> bool:
+    # Where processor time is measured, each process starts its own, and its time counts for the file that uses it.
+    return bool(getattr(config.option, "forks", 0)) and getattr(config.option, "processor_time", None) is None
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What has been imported stays: the collector need not look through it again and again, for a tenth of the time."""
-    options = session.config.option
-    # Where processor time is measured, each process starts its own, and its time counts for the file that uses it.
-    if getattr(options, "forks", 0) and getattr(options, "processor_time", None) is None:
+    if _shares(session.config):
         warm.share()
+        prepare()
     gc.collect()
     gc.freeze()
     # Tests make many objects that live for one example; collecting a tenth as often saves 3 % of all processor time.

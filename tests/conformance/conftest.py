@@ -63,7 +63,7 @@ class Kit:
         status = run_pytest(
             ["-q", "-p", "no:cacheprovider", "--tb=native", "--pyargs", "djinn_conformance", f"--junitxml={report}",
              *arguments],
-            folder=empty, output=output, timeout_s=_TIMEOUT_S, environment={
+            folder=empty, output=output, timeout_s=_TIMEOUT_S, has_kit=package is None, environment={
                 **os.environ, "PYTHONPATH": os.pathsep.join(paths), "HYPOTHESIS_PROFILE": profile, "DJINN_SERVER": "",
                 **environment})
         return Outcome(status, output.read_text(), _read(report) if report.exists() else {})

@@ -22,8 +22,8 @@ from djinn_conformance.program_forms import table
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import Phase, settings
+from support.processes.examples import prepare
 
 from djinn.session import runtime
 from djinn.session.session import Session
@@ -162,13 +162,7 @@ def attempts(waiting: list[Trial], places: Places) -> Iterator[tuple[Trial, dict
 
 def _prepare() -> None:
     """Have what Hypothesis does once in a process done in all forks: it takes longer than most trials do."""
-
-    @settings(kit.PROFILES["ci"], max_examples=200)
-    @given(st.integers() | st.floats() | st.text() | st.binary())
-    def anything(_: object) -> None:
-        pass
-
-    anything()
+    prepare()
     # No fork looks through, and so copies, what is there already.
     gc.collect()
     gc.freeze()

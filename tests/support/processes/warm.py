@@ -2,7 +2,8 @@
 
 The import takes seconds of a processor, a fork takes milliseconds. djinn and its plugins are imported after the fork,
 as in any other process; that an interpreter of its own does it too is what the tests of the command line see. Servers
-are forked from a second one, which has imported these as well: that is half of what it takes to start them.
+are forked from a second one, which has imported these as well: that is half of what it takes to start them. Runs of
+pytest are forked from a third one, which has imported what the conformance kit begins with.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import io
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,15 +28,14 @@ from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = (
-    "WarmPython", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share", "start_server")
+__all__ = ("WarmPython", "begin", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share",
+           "start_server")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")
 _WITHOUT_DJINN: Any = forkserver._forkserver  # type: ignore[attr-defined]  # there is no public way to have two
-_WITH_DJINN = forkserver.ForkServer()
 # What djinn imports of others is the same for everybody, too.
 _PRELOADED = [
     "torch._dynamo", "anyio._backends._asyncio", "anyio.from_thread", "anyio.streams.buffered", "anyio.to_thread",
@@ -42,11 +43,55 @@ _PRELOADED = [
     "networkx", "numpy", "pluggy", "prometheus_client", "pytest", "rich.console", "rich.table", "trio",
     "typer._adapters", "typer.main", "xml.sax.saxutils"]
 _WITHOUT_DJINN.set_forkserver_preload(_PRELOADED)
-_WITH_DJINN.set_forkserver_preload([*_PRELOADED, "support.processes.loaded"])
 
 
-class _LoadedPopen(popen_forkserver.Popen):
-    """A fork of the interpreter that has djinn; the class that it is derived from knows only one forkserver."""
+class _Branch(forkserver.ForkServer):
+    """An interpreter that is a fork of the first one, and imports more before it is forked itself.
+
+    Args:
+        module: What it imports.
+    """
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self._module = module
+        self._process: Any = None
+
+    def ensure_running(self) -> None:
+        """Start it, if it has not been started."""
+        with self._lock:  # type: ignore[attr-defined]  # there is no public way, as above
+            if self._process is not None:
+                return
+            address = multiprocessing.connection.arbitrary_address("AF_UNIX")  # type: ignore[attr-defined]  # as above
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)
+                if not util.is_abstract_socket_namespace(address):
+                    Path(address).chmod(0o600)
+                listener.listen()
+                # It ends when nobody has the other end any more.
+                reader, self._writer = _FORKS.Pipe(duplex=False)
+                with reader:
+                    self._process = _FORKS.Process(target=_serve_forks, args=(listener, reader, self._module))
+                    self._process.start()
+            # No process that ends, such as a fork of this one, ends it for the others.
+            multiprocessing.process._children.discard(self._process)  # type: ignore[attr-defined]  # as above
+            self._forkserver_address, self._forkserver_alive_fd = address, self._writer.fileno()
+
+
+def _serve_forks(listener: socket.socket, alive: Connection, module: str) -> None:
+    forkserver.main(listener.detach(), alive.fileno(), [module])
+
+
+_WITH_DJINN = _Branch("support.processes.loaded")
+_WITH_KIT = _Branch("support.processes.kit")
+
+
+class _BranchPopen(popen_forkserver.Popen):
+    """A fork of one of these; the class that it is derived from knows only one forkserver."""
+
+    def __init__(self, process_obj: Any, server: forkserver.ForkServer) -> None:
+        self._server = server
+        super().__init__(process_obj)
 
     def _launch(self, process_obj: Any) -> None:
         data = io.BytesIO()
@@ -56,7 +101,7 @@ class _LoadedPopen(popen_forkserver.Popen):
             reduction.dump(process_obj, data)
         finally:
             set_spawning_popen(None)
-        self.sentinel, writer = _WITH_DJINN.connect_to_new_process(self._fds)
+        self.sentinel, writer = self._server.connect_to_new_process(self._fds)
         # The fork ends this process's silence by itself as long as this end is open.
         self.finalizer = util.Finalize(self, util.close_fds, (os.dup(writer), self.sentinel))
         with os.fdopen(writer, "wb") as pipe:
@@ -67,7 +112,13 @@ class _LoadedPopen(popen_forkserver.Popen):
 class _LoadedProcess(_FORKS.Process):  # type: ignore[name-defined]  # an attribute that is a class
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
-        return _LoadedPopen(process_obj)
+        return _BranchPopen(process_obj, _WITH_DJINN)
+
+
+class _KitProcess(_FORKS.Process):  # type: ignore[name-defined]  # as above
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _BranchPopen(process_obj, _WITH_KIT)
 
 
 class WarmPython:
@@ -82,18 +133,21 @@ class WarmPython:
         prints: Whether what it prints is read from ``stdout``; it goes to the log otherwise.
         has_djinn: Whether djinn and its plugins have been imported before it begins, unless the environment chooses
             plugins.
+        has_kit: The same of what the conformance kit begins with.
 
     Attributes:
         stdout: What it prints.
     """
 
     def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
-                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False) -> None:
+                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False, has_kit: bool = False
+                 ) -> None:
         log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
         # Which device `import djinn` makes is chosen by these.
         is_special = any(environment.get(name) for name in ("DJINN_PLUGINS", "DJINN_RUN_AS"))
-        kind = _LoadedProcess if has_djinn and not is_special else _FORKS.Process
+        kind = next((kind for kind, is_wanted in ((_LoadedProcess, has_djinn), (_KitProcess, has_kit))
+                     if is_wanted and not is_special), _FORKS.Process)
         self._process = kind(target=_become, daemon=True, args=(
             program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
             str(folder or Path.cwd())))
@@ -150,17 +204,21 @@ def start_server(program: str, arguments: list[str], environment: dict[str, str]
     return WarmPython(program, arguments, environment=environment, log=log, has_djinn=True)
 
 
+def begin() -> None:
+    """Start the first interpreter, which imports meanwhile what takes seconds."""
+    _WITHOUT_DJINN.ensure_running()
+
+
 def share() -> None:
     """Start the interpreters that are forked, so that all forks of this process have them in common."""
-    for server in (_WITHOUT_DJINN, _WITH_DJINN):
+    for server in (_WITHOUT_DJINN, _WITH_DJINN, _WITH_KIT):
         server.ensure_running()
     os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _forget_parent() -> None:
-    # Only their parent can ask whether they run.
-    for server in (_WITHOUT_DJINN, _WITH_DJINN):
-        server.ensure_running = lambda: None
+    # Only its parent can ask whether it runs.
+    _WITHOUT_DJINN.ensure_running = lambda: None
 
 
 def clean_environment(**environ: str) -> dict[str, str]:
@@ -213,17 +271,17 @@ def run_script(path: Path, *arguments: str, timeout_s: float = 120.0) -> subproc
 
 
 def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], folder: Path, output: Path,
-               timeout_s: float) -> int:
+               timeout_s: float, has_kit: bool = True) -> int:
     """Run pytest in a folder; return its exit status, and leave what it says in a file.
 
     What Hypothesis finds in the sources of the modules that are loaded it keeps here, for the next run.
-    djinn is imported by pytest as usual: Hypothesis draws its examples by what the loaded modules contain.
 
     Raises:
         TimeoutExpired: It took too long; what it said so far is in the file.
     """
     environment = {"HYPOTHESIS_STORAGE_DIRECTORY": str(Path.cwd() / ".hypothesis"), **environment}
-    with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False) as process:
+    with WarmPython(_PYTEST, arguments, environment=environment, log=output, folder=folder, prints=False,
+                    has_kit=has_kit) as process:
         return process.wait(timeout_s)
 
 
