@@ -6,7 +6,7 @@ A typed facade over pluggy. Built-in plugins are found like all others: through 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -105,7 +105,7 @@ class Plugins:
         self._manager = _Manager(hookspecs.GROUP)
         self._manager.add_hookspecs(hookspecs)
         self.distributions: dict[str, str] = {}
-        self._registered: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
+        self._registered: dict[str, list[Registered]] = {}
         self._switched_off: list[EntryPoint | InProcess] = []
         self.settings = Settings()
         self.declared = Declarations()
@@ -123,7 +123,8 @@ class Plugins:
             names: Load only these entry points; disabled ones are still left out.
             problems: Receives the errors of single plugins, which are then left out. Without it, the first error is
                 raised.
-            kinds: Kinds of which the plugins register objects, which imports PyTorch. Settings and commands do not.
+            kinds: Kinds of which the plugins register objects now, which imports PyTorch; settings and commands do not.
+                Objects of other kinds are registered, and checked, when somebody asks for that kind.
 
         Raises:
             PluginLoadError: A plugin, or an object that it registers, cannot be imported.
@@ -132,26 +133,24 @@ class Plugins:
             PluginError: ``names`` or the selection contains a plugin that is not installed.
         """
         made = cls(selection or PluginSelection())
-
-        def attempt(action: Callable[[], None]) -> None:
+        made._registered.update({kind: [] for kind in kinds})
+        found: dict[str, list[EntryPoint | InProcess]] = {}
+        for entry_point in (*entry_points(group=hookspecs.GROUP), *IN_PROCESS.values()):
+            found.setdefault(entry_point.name, []).append(entry_point)
+        for name in dict.fromkeys([*sorted(found), *sorted(made.selection.disabled)] if names is None else names):
             try:
-                action()
+                made._load(name, found)
             except PluginError as error:
                 if problems is None:
                     raise
                 problems.append(error)
-
-        found: dict[str, list[EntryPoint | InProcess]] = {}
-        for entry_point in (*entry_points(group=hookspecs.GROUP), *IN_PROCESS.values()):
-            found.setdefault(entry_point.name, []).append(entry_point)
-        wanted = sorted(found) if names is None else list(names)
-        for name in dict.fromkeys([*wanted, *sorted(made.selection.disabled)] if names is None else wanted):
-            attempt(lambda name=name: made._load(name, found, kinds))  # type: ignore[misc]  # default binds the loop variable
         return made
 
     @classmethod
     def configured(cls, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> Plugins:
         """Load the plugins that the settings name, and resolve the settings of all of them.
+
+        Objects other than observers are registered when somebody asks for their kind: a session needs few kinds.
 
         Args:
             given: Settings that the program gives.
@@ -162,8 +161,9 @@ class Plugins:
             PluginError: As for `load`.
             ConfigurationError: A setting is unknown or has an invalid value.
         """
-        made = cls.load(selection_of(given, environ))
+        made = cls.load(selection_of(given, environ), kinds=())
         made.configure(given, environ, side)
+        made._known("observer")  # may show how the session connects
         return made
 
     def configure(self, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> None:
@@ -173,7 +173,10 @@ class Plugins:
         given = {**given, "plugins": self.selection}
         sources = sources_of(given, environ, {**self.declared.by_name, **off})
         self.settings = Settings.resolve(self.declared, sources, side, off)
-        for entry in (entry for named in self._registered.values() for same in named.values() for entry in same):
+        self._give_settings(entry for entries in self._registered.values() for entry in entries)
+
+    def _give_settings(self, entries: Iterable[Registered]) -> None:
+        for entry in entries:
             if hasattr(entry.value, "use_settings"):
                 entry.value.use_settings(self.settings)
 
@@ -188,7 +191,7 @@ class Plugins:
                 entry_point.load().djinn_add_settings(settings=declared.of(entry_point.name))
         return declared.by_name
 
-    def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]], kinds: Iterable[str]) -> None:
+    def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
         candidates = found.get(name)
         if candidates is None:
             close = difflib.get_close_matches(name, found, 1)
@@ -206,8 +209,8 @@ class Plugins:
         self._import(name, candidates[0])
         try:
             self.call_alone(name, "djinn_add_settings", settings=self.declared.of(name))
-            for registered in self._collect(name, kinds):
-                self._registered[registered.kind].setdefault(registered.name, []).append(registered)
+            for registered in self._collect(name, self._registered):
+                self._registered[registered.kind].append(registered)
         except PluginError:
             self._manager.unregister(name=name)
             self.declared.remove(name)
@@ -265,7 +268,14 @@ class Plugins:
 
     def registered(self, kind: str) -> dict[str, list[Registered]]:
         """All objects of a kind, by name. If several have the same name, choosing that name is ambiguous."""
-        return {name: list(entries) for name, entries in self._registered[kind].items()}
+        known = self._known(kind)
+        return {entry.name: [same for same in known if same.name == entry.name] for entry in known}
+
+    def _known(self, kind: str) -> list[Registered]:
+        if kind not in self._registered:
+            self._registered[kind] = [each for name in self.distributions for each in self._collect(name, (kind,))]
+            self._give_settings(self._registered[kind])
+        return self._registered[kind]
 
     def find(self, kind: str, default: str | None = None) -> Registered:
         """Choose one object of a kind, with its origin.
@@ -280,13 +290,10 @@ class Plugins:
                 name.
             PluginError: There is no such object; the error lists those that exist.
         """
-        known = self._registered[kind]
-        name = self.selection.chosen.get(kind, default if default in known else None)
-        if name is not None and name not in known:
-            raise self._nothing(kind, f"named {name!r}")
-        answers = known[name] if name is not None else [entry for entries in known.values() for entry in entries]
+        name = self.selection.chosen.get(kind, default if default in self.registered(kind) else None)
+        answers = [entry for entry in self._known(kind) if name in (None, entry.name)]
         if not answers:
-            raise self._nothing(kind, "")
+            raise self._nothing(kind, "" if name is None else f"named {name!r}")
         if len(answers) > 1:
             raise _ambiguous(kind, answers)
         return answers[0]
@@ -314,7 +321,7 @@ class Plugins:
         """
         if kind in self.selection.chosen:
             return [self.find(kind)]
-        return [self.find(kind, name) for name in sorted(self._registered[kind])]
+        return [self.find(kind, name) for name in sorted(self.registered(kind))]
 
     def all(self, kind: str) -> list[Any]:
         """All objects of a kind that may have several active objects, ordered by name.
@@ -333,7 +340,7 @@ class Plugins:
         Raises:
             AmbiguousPluginError, PluginError: As for `find`.
         """
-        known, kind = self._registered["executor"], device.partition(":")[0]
+        known, kind = self.registered("executor"), device.partition(":")[0]
         return self.find("executor", next((name for name in (kind, *DEFAULT_EXECUTORS) if name in known and (
             name == kind or known[name][0].value.devices())), None))
 
@@ -344,7 +351,7 @@ class Plugins:
             AmbiguousPluginError: Several transports support the scheme and none of them is chosen.
             PluginError: No transport supports it; the error lists the supported schemes.
         """
-        entries = [entry for entries in self._registered["transport"].values() for entry in entries]
+        entries = self._known("transport")
         answers = [entry for entry in entries if entry.value.scheme == scheme]
         answers = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")] or answers
         if not answers:
@@ -361,12 +368,10 @@ class Plugins:
         Raises:
             AmbiguousPluginError, PluginError: As for `find_transport`.
         """
-        chosen: Transport = self.find_transport(scheme).value
-        return chosen
+        return self.find_transport(scheme).value  # type: ignore[no-any-return]  # checked when it was registered
 
     def _nothing(self, kind: str, which: str) -> PluginError:
-        entries = [entry for entries in self._registered[kind].values() for entry in entries]
-        known = [f"{entry.name!r} of {entry.plugin}" for entry in entries]
+        known = [f"{entry.name!r} of {entry.plugin}" for entry in self._known(kind)]
         off = f" Switched off are: {', '.join(sorted(self.disabled))}." if self.disabled else ""
         return PluginError(
             f"There is no {kind} {which}".rstrip() + f". Registered are: {', '.join(known) or 'none'}.{off}",

@@ -107,8 +107,7 @@ class Session:
         max_bytes = self.plugins.settings(CacheSettings).result_cache_bytes
         if not max_bytes:
             return SubmissionCache()
-        made: SubmissionCache = self.plugins.choose("cache", "results").open(max_bytes, self.classifier)
-        return made
+        return self.plugins.choose("cache", "results").open(max_bytes, self.classifier)  # type: ignore[no-any-return]
 
     def stream(self) -> None:
         """Submit pending nodes without waiting and without raising; a broken connection shows at the next wait.
@@ -266,8 +265,7 @@ class Session:
     def random_state(self, device: torch.device | None = None) -> torch.Tensor:
         """Fetch the state of a device's random generator, ``u8[N]``."""
         index = 0 if device is None else device.index or 0
-        state: torch.Tensor = self._fetch([Slot(GENERATOR_HANDLE, index)])[0]
-        return state
+        return self._fetch([Slot(GENERATOR_HANDLE, index)])[0]  # type: ignore[no-any-return]  # a state is a tensor
 
     def set_random_state(self, state: torch.Tensor, device: torch.device | None = None) -> None:
         """Set the state of a device's random generator."""

@@ -31,6 +31,8 @@ __all__ = ("fork_forkserver", "main", "prepare", "start_forkserver")
 
 _NAME_PROCESS = 15
 """``PR_SET_NAME`` of prctl(2)."""
+_KINDS_OF_WORKERS = ("executor", "guard", "memory", "shapes", "store", "transport")
+"""Kinds of plugins that workers need."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -187,6 +189,8 @@ def prepare(plugins: Plugins) -> None:
 
     import djinn_server.worker  # noqa: F401  # imported for its effect on `sys.modules`
 
+    for kind in _KINDS_OF_WORKERS:
+        plugins.registered(kind)
     guard = plugins.choose("guard", "core")
     if isinstance(guard, SupportsPreparation):
         guard.prepare()

@@ -21,7 +21,12 @@ _MARKED = "__dynamo_disable"
 
 
 def spare() -> int:
-    """Let PyTorch's meta kernels run unmarked until Dynamo is imported, and return how many it has not seen before."""
+    """Let PyTorch's meta kernels run unmarked until Dynamo is imported, and return how many it has not seen before.
+
+    If Dynamo has been imported, as by transformers, marking costs nothing, and there is nothing to do.
+    """
+    if hasattr(sys.modules.get("torch._dynamo"), "disable"):
+        return 0
     table = torch._decomp.global_decomposition_table
     return _spare(tuple(_modules()), tuple(map(len, table.values())))
 

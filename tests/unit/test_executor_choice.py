@@ -58,7 +58,7 @@ def test_another_executor_is_used_only_if_it_is_chosen_or_alone(counted: list[in
     def with_other(selection: str) -> Plugins:
         plugins = loaded(selection)
         entry = loaded().find_executor("cpu")
-        plugins._registered["executor"]["other"] = [type(entry)("executor", "other", "acme", "acme 1", other)]
+        plugins._registered["executor"].append(type(entry)("executor", "other", "acme", "acme 1", other))
         return plugins
 
     assert with_other("").find_executor("").name == "cuda"
