@@ -17,6 +17,7 @@ from djinn_mode_cuda import (
     compiling,
     kernels,
     legacy_types,
+    nccl,
     one_device,
     precision,
     profiling,
@@ -48,6 +49,7 @@ def cuda_alias() -> Iterator[None]:
         precision.replace(patches)
         compiling.replace(patches)
         one_device.replace(patches)
+        nccl.replace(patches)
         profiling.replace(patches)
         runtime_functions.replace(patches)
         absent.hide(patches)

@@ -60,6 +60,26 @@ def test_operators_defined_in_python_give_what_eager_gives() -> None:
     assert_same(program)
 
 
+def test_kernels_for_cuda_that_are_written_in_python_run_here() -> None:
+    with torch.library._scoped_library("test_custom_kernels", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.define("fill(Tensor(a!) x, float value) -> ()")
+        library.impl("twice", lambda x: x * 2, "CUDA")
+        library.impl("fill", lambda x, value: x.copy_(torch.full_like(x, value)) and None, "CUDA")
+        x = torch.ones(2, device=DEVICE)
+        torch.ops.test_custom_kernels.fill(x[1:], 5.0)
+        assert torch.ops.test_custom_kernels.twice(x).tolist() == [2.0, 10.0]
+
+
+def test_an_executor_in_this_process_needs_no_kernel_for_the_cpu(in_process: None) -> None:
+    @torch.library.custom_op("test_custom_kernels::thrice", mutates_args=(), device_types="cuda")
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    assert thrice(torch.ones(2, device=DEVICE)).tolist() == [3.0, 3.0]
+    assert scaled_sine(torch.zeros(2, device=DEVICE), 2.0).tolist() == [0.0, 0.0]
+
+
 def test_only_the_first_call_asks_the_server() -> None:
     x = torch.ones(2, device=DEVICE)
     scaled_sine(x, 2.0)
