@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from djinn_dynamo.capturing import let_dynamo_capture
 from djinn_dynamo.compiled import CompiledGraph
 from djinn_dynamo.remote_graphs import RemoteGraph, is_remote
 
@@ -20,6 +19,3 @@ def compile_graph(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -
         example_inputs: Its inputs when it was captured; only whether they are remote counts.
     """
     return RemoteGraph(module) if is_remote(module, example_inputs) else CompiledGraph(module)
-
-
-let_dynamo_capture()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from djinn_lib_interrupts.interrupts import use_interrupt_handler
+from djinn_lib_run.imports import follow_imports
 from djinn_lib_service.device_report import device_of
 from torch.fx.experimental import proxy_tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -23,6 +25,7 @@ from djinn_interceptor_device import (
     fakes,
     functions,
     gradients,
+    higher_order,
     methods,
     optimizers,
     process_switches,
@@ -58,6 +61,12 @@ def _let_tracers_trace() -> None:
     if LazyTensor not in proxy_tensor.HANDLED_TYPES:
         handled: Any = (*proxy_tensor.HANDLED_TYPES, LazyTensor)
         proxy_tensor.HANDLED_TYPES = handled
+
+
+def _let_dynamo_capture(dynamo: ModuleType) -> None:
+    from djinn_interceptor_device.graph_capture import let_dynamo_capture
+
+    let_dynamo_capture()
 
 
 class DeviceInterceptor:
@@ -98,6 +107,8 @@ class DeviceInterceptor:
             process_switches.install()
             use_interrupt_handler(interrupts)
             checkpoint_files.install()
+            higher_order.install()
+            follow_imports(("torch._dynamo",), _let_dynamo_capture)
         return torch.device(DEVICE_NAME, 0)
 
     def handlers(self, session: Session) -> Mapping[torch._ops.OpOverload, Handler]:

@@ -1,4 +1,6 @@
-"""Lets Dynamo capture functions of remote tensors for this backend; for others, it leaves them to eager as before.
+"""Lets Dynamo capture functions of remote tensors for backends that run the graphs they are given.
+
+Those that generate code for the kind of device know none for this one; for them, functions are left to eager.
 
 To Dynamo, a lazy tensor is an ordinary tensor of another device: it is faked as one, so nothing
 of djinn is traced, and its guards are those that Dynamo checks in C++. Dynamo has no seam for a tensor subclass that
@@ -9,28 +11,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch._functorch.config
+from torch._dynamo.backends import registry
 from torch._dynamo.variables import builder
 
-from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 
-BACKEND_NAME = "djinn"
+_OWN_BACKEND = "djinn"
 
 
 def let_dynamo_capture() -> None:
-    """Register lazy tensors with Dynamo. Called once per process."""
+    """Register lazy tensors with Dynamo, which the program has imported. Called once in a process."""
     infer = builder.infer_subclass_type
     builder.infer_subclass_type = lambda value: None if type(value) is LazyTensor else infer(value)
     for traces_numpy in (False, True):
         builder.VariableBuilder._type_dispatch_impl(traces_numpy)[LazyTensor] = _wrap
     # An ordinary tensor beside a remote one is uploaded, which Dynamo would refuse.
-    torch._functorch.config.fake_tensor_prefer_device_type = devices.logical_device().type
+    torch._functorch.config.fake_tensor_prefer_device_type = torch._C._get_privateuse1_backend_name()
+    ours: Any = LazyTensor
+    ours.__coerce_same_metadata_as_tangent__ = _as_tangent
 
 
 def _wrap(self: builder.VariableBuilder, value: LazyTensor) -> Any:
     """Make Dynamo's variable for a lazy tensor."""
-    if getattr(self.tx.output.compiler_fn, "compiler_name", "") == BACKEND_NAME:
+    if _runs_graphs(self.tx.output.compiler_fn):
         return self.wrap_tensor(value)
     # As if it were not in the table. Dynamo compiles in one thread at a time.
     table = self._type_dispatch()
@@ -39,3 +44,14 @@ def _wrap(self: builder.VariableBuilder, value: LazyTensor) -> Any:
         return self._wrap(value)
     finally:
         table[LazyTensor] = _wrap
+
+
+def _as_tangent(self: LazyTensor, metadata: Any, expected: type = LazyTensor) -> LazyTensor | None:
+    """Return the gradient of a result, which AOTAutograd expects to be an ordinary tensor, as it has faked it."""
+    return self if expected is torch.Tensor else None
+
+
+def _runs_graphs(compiler: Any) -> bool:
+    """Whether a backend runs the operators of a graph: this one, a program's own, and PyTorch's for debugging."""
+    name = getattr(getattr(compiler, "_torchdynamo_orig_backend", compiler), "compiler_name", "")
+    return name == _OWN_BACKEND or name not in registry.list_backends(exclude_tags=("debug",))
