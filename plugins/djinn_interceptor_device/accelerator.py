@@ -62,18 +62,12 @@ def _remote(module: Any) -> Mapping[str, Callable[..., Any]]:
             raise RuntimeError(f"{stream} is no stream of {devices.logical_device().type}.")  # noqa: TRY004  # as eager
         module.set_stream(stream)
 
-    def nested(index: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, count in module.memory_stats(index).items():
-            group, pool, figure = name.split(".")
-            made.setdefault(group, {}).setdefault(pool, {})[figure] = count
-        return made
-
     return {
         "getDeviceIndex": module.current_device, "setDeviceIndex": module.set_device, "exchangeDevice": exchange,
         "maybeExchangeDevice": exchange, "getStream": module.current_stream, "setStream": set_stream,
         "synchronizeDevice": module.synchronize, "isAllocatorInitialized": module.is_initialized,
-        "emptyCache": module.empty_cache, "emptyHostCache": lambda: None, "getDeviceStats": nested,
+        "emptyCache": module.empty_cache, "emptyHostCache": lambda: None,
+        "getDeviceStats": module.memory_stats_as_nested_dict,
         "resetAccumulatedStats": module.reset_accumulated_memory_stats,
         "resetPeakStats": module.reset_peak_memory_stats, "getMemoryInfo": module.mem_get_info,
         "getDeviceCapability": lambda index: {"supported_dtypes": module.supported_dtypes()},

@@ -25,6 +25,15 @@ _Report = TypeVar("_Report", MemoryFigures, DeviceProperties)
 _properties: weakref.WeakKeyDictionary[Any, dict[int, DeviceProperties]] = weakref.WeakKeyDictionary()
 """By session and index of the device."""
 _FIGURES = ("current", "peak", "allocated", "freed")
+_OF_TENSORS = ("active_bytes", "allocated_bytes", "requested_bytes")
+_IN_POOLS = (
+    *_OF_TENSORS, *"active allocation inactive_split inactive_split_bytes reserved_bytes segment".split())
+_STATS = sorted([
+    *(f"{group}.{pool}.{figure}" for group in _IN_POOLS for pool in ("all", "large_pool", "small_pool")
+      for figure in _FIGURES),
+    *(f"{group}.{figure}" for group in ("oversize_allocations", "oversize_segments") for figure in _FIGURES),
+    *"max_split_size num_alloc_retries num_device_alloc num_device_free num_ooms num_sync_all_streams".split()])
+"""Names of all figures of CUDA's allocator."""
 
 
 @attrs.frozen
@@ -134,13 +143,24 @@ class MemoryFunctions:
         return max(found.total_bytes - found.free_bytes, 0)
 
     def memory_stats(self, device: Any = None) -> OrderedDict[str, int]:
-        """Return the figures of the server's memory that djinn has, named as PyTorch names them."""
+        """Return the figures of the server's memory, with the names of those of CUDA; 0 where djinn has none."""
         if not runtime.is_initialized():
             return OrderedDict()
         found = _memory(device)
-        return OrderedDict((f"{name}_bytes.all.{figure}", getattr(usage, figure))
-                           for name, usage in (("allocated", found.allocated), ("reserved", found.reserved))
-                           for figure in sorted(_FIGURES))
+        usages = {**dict.fromkeys(_OF_TENSORS, found.allocated), "reserved_bytes": found.reserved}
+        return OrderedDict(dict.fromkeys(_STATS, 0) | {
+            f"{group}.all.{figure}": getattr(usage, figure) for group, usage in usages.items() for figure in _FIGURES})
+
+    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+        """Return `memory_stats` by the parts of their names."""
+        made: dict[str, Any] = {}
+        for name, count in self.memory_stats(device).items():
+            *groups, last = name.split(".")
+            inner = made
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[last] = count
+        return made
 
     def memory_allocated(self, device: Any = None) -> int:
         """Return how many bytes tensors use on the server's device."""

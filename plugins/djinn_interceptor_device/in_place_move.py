@@ -56,7 +56,12 @@ def register(
 
 def can_be_swapped(tensor: torch.Tensor) -> bool:
     """Whether no object in PyTorch itself, such as a view or a graph, refers to the tensor."""
-    return _count_uses(tensor) == 1 and not isinstance(tensor, LazyTensor)
+    return _count_uses(tensor) == 1 and not isinstance(tensor, LazyTensor) and not _is_profiled()
+
+
+def _is_profiled() -> bool:
+    """Whether a profiler runs: if it notes shapes, it refers to each tensor weakly, which nothing else shows."""
+    return torch._C._autograd._profiler_enabled()
 
 
 def _count_uses(tensor: torch.Tensor) -> int:
@@ -111,7 +116,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
             for name in _OWN:
                 vars(tensor).pop(name, None)
             tensor.__class__ = type(made)
-        elif tensor._use_count() > 1 or weakref.getweakrefs(tensor):
+        elif tensor._use_count() > 1 or weakref.getweakrefs(tensor) or _is_profiled():
             _arrivals.add(id(tensor))
             try:
                 bring_home(tensor, function, local)
@@ -120,7 +125,8 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         else:
             vars(made).update(_attached(tensor))
             torch.utils.swap_tensors(tensor, made)
-    if isinstance(gradient, LazyTensor) and not weakref.getweakrefs(gradient) and _count_uses(gradient) == 1:
+    if isinstance(gradient, LazyTensor) and not weakref.getweakrefs(gradient) and (
+            _count_uses(gradient) == 1 and not _is_profiled()):
         # It stays the same object, as in eager, and those who hold it need not fetch it again.
         torch.utils.swap_tensors(gradient, local_gradient)
         tensor.grad = gradient

@@ -20,7 +20,8 @@ __all__ = ("replace",)
 _FIRST = (
     "current_stream default_stream device_memory_used get_device_name get_device_properties get_rng_state "
     "max_memory_allocated max_memory_reserved mem_get_info memory_allocated memory_reserved memory_stats "
-    "memory_summary reset_accumulated_memory_stats reset_peak_memory_stats set_device synchronize"
+    "memory_stats_as_nested_dict memory_summary reset_accumulated_memory_stats reset_peak_memory_stats set_device "
+    "synchronize"
 ).split()
 """Functions whose first argument is a device, if any."""
 _SECOND = ("set_rng_state",)
@@ -38,7 +39,7 @@ _NEEDS_CUDA = (
     "current_blas_handle current_solver_handle get_allocator_backend get_per_process_memory_fraction "
     "get_stream_from_external get_sync_debug_mode graph graph_pool_handle host_memory_stats "
     "host_memory_stats_as_nested_dict list_gpu_processes make_graphed_callables memory_snapshot "
-    "memory_stats_as_nested_dict memory_usage power_draw reset_accumulated_host_memory_stats "
+    "memory_usage power_draw reset_accumulated_host_memory_stats "
     "reset_peak_host_memory_stats set_per_process_memory_fraction set_sync_debug_mode temperature use_mem_pool "
     "utilization"
 ).split()

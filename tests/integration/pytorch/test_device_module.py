@@ -29,7 +29,7 @@ LEFT_OUT = {
         host_memory_stats host_memory_stats_as_nested_dict reset_accumulated_host_memory_stats
         reset_peak_host_memory_stats""",
     "The server's allocator is not this session's to limit or to inspect": """
-        get_per_process_memory_fraction set_per_process_memory_fraction memory_snapshot memory_stats_as_nested_dict""",
+        get_per_process_memory_fraction set_per_process_memory_fraction memory_snapshot""",
     "Waits are counted by djinn.stats()": "get_sync_debug_mode set_sync_debug_mode",
     "Deprecated": """
         max_memory_cached memory_cached reset_max_memory_allocated reset_max_memory_cached BFloat16Storage
@@ -85,6 +85,9 @@ def test_memory_of_the_session_is_counted_on_the_server() -> None:
     stats = accelerator.memory_stats()
     assert stats["allocated_bytes.all.allocated"] == other.nbytes
     assert stats["allocated_bytes.all.freed"] == 0
+    assert (stats["num_ooms"], stats["segment.large_pool.peak"], stats["oversize_segments.current"]) == (0, 0, 0)
+    nested = torch.remote_accelerator.memory_stats_as_nested_dict()
+    assert nested["active_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"]
     accelerator.empty_cache()
     assert "allocated" in torch.remote_accelerator.memory_summary()
 

@@ -49,6 +49,19 @@ def test_longer_work_takes_longer() -> None:
     assert min(spent["aten::matmul"]) > 3 * min(spent["aten::relu"])
 
 
+def test_modules_move_while_shapes_are_recorded() -> None:
+    model = torch.nn.Linear(2, 1)
+    wanted = model(torch.ones(1, 2)).tolist()
+    with profile(activities=ACTIVITIES, record_shapes=True, profile_memory=True):
+        model.to(DEVICE)
+        found = model(torch.ones(1, 2, device=DEVICE))
+        found.sum().backward()
+        model.cpu()
+    assert found.tolist() == wanted
+    assert model.weight.grad is not None
+    assert (model.weight.device.type, model.weight.grad.tolist()) == ("cpu", [[1.0, 1.0]])
+
+
 def test_the_time_lies_within_what_was_profiled() -> None:
     with profile(activities=ACTIVITIES) as profiled:
         _work(255)  # no other test asks for this number: it is not answered from memory
