@@ -95,22 +95,18 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
-    # The second part runs even if the first has failed; then what failed in either is named in the last lines.
-    reports = [_output(session, name) for name in ("together.xml", "alone.xml")]
-    for report in reports:
-        report.unlink(missing_ok=True)
-    together, alone = (("-o", "junit_family=xunit1", f"--junitxml={report}") for report in reports)
     # By file, since tests of one file share servers; in the order of `testpaths`. Three processes more than there are
     # processors, because tests wait for servers, and others may be at work. One thread each.
     processes = str(min(8, (os.cpu_count() or 1) + 3))
-    shared = ["-p", "support.processes.forks", "--forks", processes]
+    parts = [["-p", "support.processes.forks", "--forks", processes]]
     if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
-        shared = ["-n", processes, "--dist=loadfile", "--no-loadscope-reorder"]
-    session.run("pytest", *shared, "-m", "not alone", *together, success_codes=[0, 1],
-                env={**PROFILE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")})
-    # Collecting all other files would take longer than their import.
-    files = [str(path) for path in Path("tests").rglob("test_*.py") if "mark.alone" in path.read_text(encoding="utf-8")]
-    session.run("pytest", "-m", "alone", *alone, *sorted(files), env=PROFILE, success_codes=[0, 1])
+        parts = [["-n", processes, "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone"]]
+    # Each part runs even if one has failed; then what failed is named in the last lines.
+    reports = [_output(session, f"tests-{number}.xml") for number, _ in enumerate(parts)]
+    for arguments, report in zip(parts, reports, strict=True):
+        report.unlink(missing_ok=True)
+        session.run("pytest", *arguments, "-o", "junit_family=xunit1", f"--junitxml={report}", success_codes=[0, 1],
+                    env={**PROFILE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")})
     session.run("python", "tests/support/reports/failed_tests.py", *map(str, reports))
 
 

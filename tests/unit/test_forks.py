@@ -99,6 +99,21 @@ def test_a_crash_between_two_tests_is_a_failure(tmp_path: Path) -> None:
     assert "the process ended with 0" in said
 
 
+def test_what_measures_time_runs_when_nothing_else_does(tmp_path: Path) -> None:
+    (tmp_path / "test_first.py").write_text(
+        "import pathlib, pytest\n@pytest.mark.alone\n@pytest.mark.parametrize('_', range(2))\n"
+        "def test_alone(_):\n    assert len(list(pathlib.Path().glob('ended*'))) == 3\ndef test_together(): pass\n")
+    for number in range(3):
+        (tmp_path / f"test_{number}.py").write_text(
+            "import pathlib, time\ndef test_together():\n    time.sleep(0.2)\n"
+            f"    pathlib.Path('ended{number}').touch()\n")
+    with _pytest(tmp_path, "-W", "ignore::pytest.PytestUnknownMarkWarning", "test_first.py",
+                 *(f"test_{number}.py" for number in range(3))) as running:
+        said, _ = running.communicate(timeout=120)
+    assert running.returncode == 0, said
+    assert "6 passed" in said
+
+
 def test_the_first_failure_ends_a_run_that_asks_for_it(tmp_path: Path) -> None:
     with _pytest(tmp_path, "-x", "test_errors.py") as running:
         said, _ = running.communicate(timeout=120)

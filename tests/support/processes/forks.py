@@ -1,8 +1,9 @@
 """Runs tests in forks of the process that has collected them: ``pytest -p support.processes.forks --forks 5``.
 
 pytest-xdist collects again in each of its processes, which takes as long as hundreds of tests. A fork has the tests
-already. Each fork runs one file after the other, in order, because tests of one file share servers. To other plugins,
-a fork looks like a process of pytest-xdist, and its reports come from the process that was started.
+already. Each fork runs one file after the other, in order, because tests of one file share servers. Tests that are
+marked ``alone`` come last, in a fork beside which no other runs. To other plugins, a fork looks like a process of
+pytest-xdist, and its reports come from the process that was started.
 """
 
 from __future__ import annotations
@@ -78,24 +79,28 @@ class _Forks:
         others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
         if others:
             raise pytest.UsageError(f"Tests cannot run in forks: collecting them has started the threads {others}.")
-        self._waiting.extend(_by_file(session.items))
         terminal: Any = session.config.pluginmanager.getplugin("terminalreporter")
         terminal.showfspath = False  # reports of several files alternate
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # made once, for all forks
         try:
-            for _ in range(min(self._count, len(self._waiting))):
-                self._start(session)
-            while self._running:
-                for connection in wait(list(self._running)):
-                    assert isinstance(connection, Connection)
-                    self._listen(session, self._running[connection])
-                if session.shouldfail:
-                    raise session.Failed(session.shouldfail)
-                if session.shouldstop:
-                    raise session.Interrupted(session.shouldstop)
+            self._run_all(session, _by_file(session.items, alone=False), self._count)
+            self._run_all(session, _by_file(session.items, alone=True), 1)
         finally:
             self._end()
         return True
+
+    def _run_all(self, session: pytest.Session, files: Iterable[list[int]], count: int) -> None:
+        self._waiting.extend(files)
+        for _ in range(min(count, len(self._waiting))):
+            self._start(session)
+        while self._running:
+            for connection in wait(list(self._running)):
+                assert isinstance(connection, Connection)
+                self._listen(session, self._running[connection])
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
 
     def _start(self, session: pytest.Session) -> None:
         ours, theirs = Pipe()
@@ -191,16 +196,17 @@ class _Forks:
         self._running.clear()
 
 
-def _by_file(items: Sequence[pytest.Item]) -> Iterable[list[int]]:
-    """Give the positions of each file's tests.
+def _by_file(items: Sequence[pytest.Item], *, alone: bool) -> Iterator[list[int]]:
+    """Give the positions of each file's tests, of those that run alone or of all others.
 
-    They are no variable of the function that forks: in the variables of all callers of a test, djinn looks for tensors
-    that are asked for next. Among those of ten thousand tests, that took 10 ms each time.
+    They are in no collection of the functions that fork: in the variables of all callers of a test, djinn looks for
+    tensors that are asked for next. Among those of ten thousand tests, that took 8 ms each time.
     """
     files: dict[Path, list[int]] = {}
     for position, item in enumerate(items):
-        files.setdefault(item.path, []).append(position)
-    return files.values()
+        if (item.get_closest_marker("alone") is not None) is alone:
+            files.setdefault(item.path, []).append(position)
+    yield from files.values()
 
 
 def _become(session: pytest.Session, identity: dict[str, str], connection: Connection) -> None:
