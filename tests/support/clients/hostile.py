@@ -1,6 +1,4 @@
-"""A tenant that does his worst to a server, in a process of his own.
-
-``python -m support.clients.hostile floods|fills|crowds``.
+"""A tenant that does his worst to a server, in a process of his own, until that is told to end.
 
 What his own computer is busy with is none of the server's business, so this process gives way to all others.
 """
@@ -8,14 +6,17 @@ What his own computer is busy with is none of the server's business, so this pro
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import torch
 from support.clients.tenants import Saturating, Worked
+from support.processes.warm import WarmPython, clean_environment
 
 from djinn.errors import DjinnError, RefusedError
 from djinn.wire.messages import Batch, Upload
@@ -24,6 +25,7 @@ from djinn.wire.tensors import header_of
 PAUSE_S = 0.02
 VISIT = 40
 """Requests of a session in a crowd."""
+_TOKEN = "HOSTILE_TOKEN"
 
 
 @contextmanager
@@ -37,33 +39,23 @@ def hostile_tenant(what: str, address: str, token: str, count: int = 1, sessions
         count: Products in his programs; see `tenants_at_work`.
         sessions: How many he has.
     """
-    process = subprocess.Popen([sys.executable, "-m", __name__, what, address, str(count), str(sessions)],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)})
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(f"{token}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "he has begun\n"
+    with tempfile.TemporaryDirectory() as folder, WarmPython(
+            f"from {__name__} import main; main()", [what, address, str(count), str(sessions)],
+            environment=clean_environment(**{_TOKEN: token}), log=Path(folder) / "log", has_djinn=True) as process:
+        assert process.stdout.readline() == "he has begun\n", (Path(folder) / "log").read_text()
         yield
-    finally:
-        process.stdin.close()
-        try:
-            status = process.wait(60)
-        finally:
-            process.kill()
-            process.stdout.close()
-    assert status == 0
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def floods(address: str, token: str, count: int, sessions: int) -> None:
     """Keep many sessions' queues full, of short programs."""
+    stopping = _at_the_end()
     with ExitStack() as stack:
         for _ in range(sessions):
             stack.enter_context(Saturating(Worked(address, token, count), ahead=16))
         print("he has begun", flush=True)
-        sys.stdin.read()
+        stopping.wait()
 
 
 def fills(address: str, token: str, count: int, _: int) -> None:
@@ -106,20 +98,23 @@ def crowds(address: str, token: str, count: int, sessions: int) -> None:
 
 
 def _at_the_end() -> threading.Event:
-    """An event that comes when standard input ends."""
+    """An event that comes when this process is asked to end."""
     ended = threading.Event()
+    # Before other threads begin, which must not be interrupted either.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def read() -> None:
-        sys.stdin.read()
+    def wait() -> None:
+        signal.sigwait({signal.SIGTERM})
         ended.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=wait, daemon=True).start()
     return ended
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Arguments: what he does, the server's address, products, sessions."""
     # Not as much as it can: beside others it would not even come to its end.
     os.nice(10)
     torch.set_num_threads(1)
     does = {"floods": floods, "fills": fills, "crowds": crowds}[sys.argv[1]]
-    does(sys.argv[2], sys.stdin.readline().strip(), *map(int, sys.argv[3:]))
+    does(sys.argv[2], os.environ.pop(_TOKEN), *map(int, sys.argv[3:]))
