@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import inspect
 import logging
 import os
@@ -14,6 +15,7 @@ import typer
 from djinn_lib_server.options import DeclaredOption, ServeOptions, declared, options_from
 
 from djinn.errors import ConfigurationError
+from djinn.gc_pause import paused_collection
 from djinn_server.config_file import reread, use_config
 
 if TYPE_CHECKING:
@@ -40,12 +42,16 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     values = dict(context.params)
     if values["log_format"].value == "text":
         typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
-    # This takes seconds, which `--help` and a mistaken option do not need. The package comes before its modules.
-    import djinn
+    with paused_collection():
+        # This takes seconds, which `--help` and a mistaken option do not need. The package comes before its modules.
+        import djinn
 
-    assert djinn.__version__
-    from djinn_server.opening import ListenError, open_server
-    from djinn_server.signals import ServerLoop, catch_signals
+        assert djinn.__version__
+        from djinn_server.opening import ListenError, open_server
+        from djinn_server.signals import ServerLoop, catch_signals
+
+        # What has been imported lasts as long as the process, and no collection need look at it.
+        gc.freeze()
 
     parent = os.getppid() if with_parent else 0
     signals = catch_signals()

@@ -69,9 +69,9 @@ def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
     if sys.platform != "linux" or threading.active_count() > 1 or not _has_handles():
         return None
     ours, theirs = socket.socketpair()
+    # Workers share the memory of what is there: no collection writes to it.
     gc.freeze()
     if pid := os.fork():
-        gc.unfreeze()
         theirs.close()
         return ForkServer(ours, pid)
     status = 1
