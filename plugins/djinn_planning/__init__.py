@@ -11,9 +11,16 @@ if TYPE_CHECKING:
     from djinn.session.session import Session
 
 
+_PROGRAM_ORDER = "djinn-scheduler-single"
+"""The plugin whose scheduler is used if none is chosen. For one device, it gives program order."""
+
+
 @hookimpl(trylast=True)
 def djinn_arrange_programs(session: Session) -> Arrange | None:
-    """Give a function that asks the chosen scheduler."""
+    """Give a function that asks the chosen scheduler; none is needed for program order."""
+    if "scheduler" not in session.plugins.selection.chosen and _PROGRAM_ORDER not in session.plugins.disabled:
+        # Making a graph of each new program, and checking its schedule, takes longer than recording it.
+        return None
     from djinn_planning.arranging import Arranger
 
     return Arranger(session)
