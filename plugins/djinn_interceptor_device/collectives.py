@@ -29,8 +29,8 @@ _expected: set[Any] = set()
 def run(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Carry out a collective on copies.
 
-    It has ended when this returns, also if the program asked for an asynchronous one. Sending and receiving continue until
-    the program waits for them: two processes may both begin with either.
+    It has ended when this returns, also if the program asked for an asynchronous one. Sending and receiving continue
+    until the program waits for them: two processes may both begin with either.
     """
     if operator.name() == "_c10d_functional::wait_tensor":
         return args[0]
