@@ -31,6 +31,7 @@ from djinn_interceptor_device import (
     process_switches,
     profiling,
     saving,
+    scripting,
     storage_references,
     subclasses,
 )
@@ -108,6 +109,7 @@ class DeviceInterceptor:
             use_interrupt_handler(interrupts)
             checkpoint_files.install()
             higher_order.install()
+            scripting.install()
             follow_imports(("torch._dynamo",), _let_dynamo_capture)
         return torch.device(DEVICE_NAME, 0)
 

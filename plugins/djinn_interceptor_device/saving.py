@@ -138,6 +138,16 @@ class RemoteStorage(torch.UntypedStorage):
         raise UnsupportedTensorError("The memory of a remote tensor is not in this process.",
                                      hint="Use tensor.cpu() to bring its data home.")
 
+    def resize_(self, size: int) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            UnsupportedTensorError: Always.
+        """
+        raise UnsupportedTensorError("The memory of a remote tensor cannot be resized through its storage.",
+                                     hint="Free it with `tensor.data = tensor.new_empty(0)`, and assign new memory in "
+                                     "the same way.")
+
     __getitem__ = __setitem__ = __iter__ = _refuse
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from djinn_lib_accelerator.patches import Patches
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # missing from its __all__
 from torch.utils import _device
 
@@ -38,6 +39,7 @@ def replace(patches: Patches) -> None:
     patches.set(torch.UntypedStorage, "cuda", _storage_cuda)
     patches.set(LazyTensor, "is_cuda", property(lambda self: True))
     patches.set(_device.DeviceContext, "__init__", _device_context(_device.DeviceContext.__init__))
+    patches.set(FakeTensorMode, "dispatch", _dispatch_fake(FakeTensorMode.dispatch))
     patches.set(torch.jit, "load", _jit_load(torch.jit.load))
     for name in ("Event", "Generator", "Stream"):
         patches.set(torch, name, _of_device(getattr(torch, name)))
@@ -92,6 +94,16 @@ def _jit_load(original: Any) -> Any:
         return original(f, "cpu", *args, **kwargs).to(device)
 
     return load
+
+
+def _dispatch_fake(original: Any) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As the original; fake tensors on CUDA are on the remote device."""
+        if kwargs and "device" in kwargs:
+            kwargs = {**kwargs, "device": remote_device(kwargs["device"])}
+        return original(self, func, types, args, kwargs)
+
+    return dispatch
 
 
 def _device_context(original: Any) -> Any:

@@ -6,14 +6,16 @@ import importlib.util
 import io
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from djinn_mode_cuda.alias import cuda_alias
 from support.recording.eager import DEVICE
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _device
 
 from djinn.record.tensor import LazyTensor
@@ -297,6 +299,29 @@ def test_torchscript_modules_load_to_cuda() -> None:
         assert loaded(torch.ones(1, 2, device="cuda")).tolist() == model(torch.ones(1, 2)).tolist()
     buffer.seek(0)
     assert torch.jit.load(buffer).weight.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda model: torch.jit.trace(model, torch.ones(2, 2).cuda())],
+                         ids=["scripted", "traced"])
+def test_torchscript_modules_are_saved_as_copies_on_the_cpu(make: Callable[[Any], Any], tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)).eval()
+    wanted = model(torch.ones(2, 2)).tolist()
+    model[0].bias.requires_grad_(False)
+    with torch.no_grad():
+        scripted = make(model.cuda())
+    torch.jit.save(scripted, tmp_path / "model.pt")
+    assert scripted(torch.ones(2, 2).cuda()).tolist() == wanted
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    assert loaded(torch.ones(2, 2)).tolist() == wanted
+    assert [parameter.requires_grad for parameter in loaded.parameters()] == [True, False, True, True]
+
+
+def test_fake_tensors_on_cuda_are_on_the_device() -> None:
+    with FakeTensorMode():
+        model = torch.nn.Linear(2, 3, device="cuda")
+        made = model(torch.ones(4, 2, device="cuda")) + torch.ones(3).cuda()
+        made.sum().backward()
+    assert (tuple(made.shape), made.device.type) == ((4, 3), "remote_accelerator")
 
 
 def _made_in_torchscript(x: torch.Tensor) -> torch.Tensor:
