@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredModel, StoredTensor, stored_operators
 from djinn_lib_service.struct_tensors import decoded
+from djinn_lib_service.waits import now_waiting, waiting
 
 import djinn
 from djinn.errors import ConfigurationError
@@ -114,7 +115,7 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
     """Send a file that the server keeps, unless another client does; return whether it is there."""
     writer, size_bytes, position = secrets.token_hex(8), file.stat().st_size, 0
     piece = torch.empty(0, dtype=torch.uint8)
-    with file.open("rb", buffering=0) as opened, warnings.catch_warnings():
+    with file.open("rb", buffering=0) as opened, warnings.catch_warnings(), waiting(f"sending {file.name}"):
         # It waits for each piece, which is no fault of the program.
         warnings.filterwarnings("ignore", "This line has waited")
         while True:
@@ -123,9 +124,12 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
             if reply.problem or reply.is_stored:
                 _log.info("%s: %s", file.name, reply.problem or f"the server has all {size_bytes} bytes")
                 return not reply.problem
-            if reply.wait_s:
-                time.sleep(min(reply.wait_s, 1.0))
             position = reply.position
+            if reply.wait_s:
+                now_waiting(f"another client sends {file.name}: {position} of {size_bytes} bytes are there")
+                time.sleep(min(reply.wait_s, 1.0))
+            else:
+                now_waiting(f"sending {file.name}", position, size_bytes)
             _log.info("%s: %d of %d bytes are sent", file.name, position, size_bytes)
             opened.seek(position)
             data = b"" if reply.wait_s else opened.read(_PIECE_BYTES)

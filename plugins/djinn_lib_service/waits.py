@@ -1,6 +1,6 @@
-"""What a client waits for before it has a connection, for a plugin that shows it.
+"""What a client waits for beside the answers of a connection, for a plugin that shows it: a server, or a whole file.
 
-A transport says what it waits for; without a listener, nothing happens.
+Who waits says for what; without a listener, nothing happens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class WaitListener(Protocol):
         Any thread.
     """
 
-    def began(self, what: str) -> None:
-        """A wait begins, or its reason changes."""
+    def began(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """A wait begins, or its reason changes, or of a transfer of many messages so much is done."""
 
     def ended(self) -> None:
         """The wait is over."""
@@ -49,7 +49,7 @@ def waiting(what: str) -> Iterator[None]:
         listener.ended()
 
 
-def now_waiting(what: str) -> None:
-    """Report another reason of the current wait."""
+def now_waiting(what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+    """Report another reason of the current wait; or, with a total, how much of a transfer is done."""
     if _listener is not None:
-        _listener.began(what)
+        _listener.began(what, done_bytes, total_bytes)

@@ -7,6 +7,8 @@ import time
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import attrs
+
 from djinn_progress.phases import Phase, advanced
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ IDLE_S = 5.0
 
 
 class Watcher:
-    """Looks at connections while they are in use; see `djinn_lib_service.waits.WaitListener` for earlier waits.
+    """Looks at connections while they are in use; see `djinn_lib_service.waits.WaitListener` for other waits.
 
     Attributes:
         is_asleep: Whether the thread has to be woken.
@@ -39,7 +41,7 @@ class Watcher:
         self._woken = threading.Event()
         self._thread: threading.Thread | None = None
         self._phases: WeakKeyDictionary[ProgressConnection, Phase | None] = WeakKeyDictionary()
-        self._wait: tuple[str, float] | None = None
+        self._wait: tuple[str, Phase] | None = None
 
     def add(self, connection: ProgressConnection) -> None:
         """Look at a connection, too."""
@@ -52,9 +54,12 @@ class Watcher:
             self._phases.pop(connection, None)
         self.clear()
 
-    def began(self, what: str) -> None:
-        """Show a wait for something else than a connection."""
-        self._wait = what, self._wait[1] if self._wait else time.monotonic()
+    def began(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """Show a wait for something else than a connection, or a transfer of many messages."""
+        kind, now_s, last = "uploading" if total_bytes else "connecting", time.monotonic(), self._wait
+        first = Phase(kind, 0, now_s, now_s, done_bytes) if last is None or last[1].kind != kind else last[1]
+        self._wait = what, attrs.evolve(first, done_bytes=done_bytes - first.base_bytes, changed_s=now_s,
+                                        total_bytes=max(0, total_bytes - first.base_bytes))
         self.wake()
 
     def ended(self) -> None:
@@ -76,7 +81,9 @@ class Watcher:
         with self._lock:
             for connection in self._phases:
                 self._phases[connection] = None
-            self._hide()
+            if self._wait is None:
+                # Otherwise it would be shown again at once: of a transfer, one of many messages has ended.
+                self._hide()
 
     def _look(self) -> None:
         busy_s = time.monotonic()
@@ -103,7 +110,7 @@ class Watcher:
             if now is not None and now.is_long:
                 shown = connection.address or "this process", now
         wait = self._wait
-        if wait is not None and (lasting := Phase("connecting", 0, wait[1], now_s)).is_long:
+        if wait is not None and (lasting := attrs.evolve(wait[1], seen_s=now_s)).is_long:
             shown = wait[0], lasting
         if shown is None:
             self._hide()

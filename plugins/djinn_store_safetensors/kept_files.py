@@ -191,7 +191,7 @@ class KeptFiles:
         self._known[path] = _identity(arriving.descriptor)
         path.with_suffix(".used").touch(0o600)
         self._drop(path)
-        _log.info("a file of %d bytes is kept", arriving.size_bytes)
+        _log.info("the file %s of %d bytes is kept", path.stem, arriving.size_bytes)
         return KeepReply(arriving.size_bytes, is_stored=True)
 
     def _drop(self, path: Path) -> None:
@@ -223,7 +223,7 @@ class KeptFiles:
             loser.with_suffix(".used").unlink(missing_ok=True)
             self._known.pop(loser, None)
             space += size
-            _log.info("a kept file of %d bytes is dropped to make room", size)
+            _log.info("the kept file %s of %d bytes is dropped to make room for %s", loser.stem, size, path.stem)
 
     def _losers(self, path: Path, rest_bytes: int) -> tuple[int, list[tuple[int, Path]]]:
         """Choose which files must be deleted for the rest of an arriving one, the first ones first.

@@ -104,6 +104,19 @@ def test_an_upload_shows_rate_and_time_left_and_can_be_interrupted(server: Any, 
         client.hears("interrupted", "watched")
 
 
+def test_a_file_that_the_server_keeps_is_one_transfer_and_the_server_names_it(
+        start_server: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    server = start_server("--models", str(folder), "--keep-models-mib", "64")
+    with slow(server, upstream=[SLOW]) as address, terminal("upload_file", address) as client:
+        assert " of 16.8 MB" in client.shows(TRANSFER.format("uploading"))
+        client.hears("ended", "watched")
+        assert not re.split(r"[\r\n]+", client.shown)[-1].strip()
+    (kept,) = folder.glob(".kept/*/*.safetensors")
+    assert f"the file {kept.stem} of {kept.stat().st_size} bytes is kept" in server.log.read_text()
+
+
 def test_a_download_shows_rate_and_time_left_and_can_be_interrupted(server: Any) -> None:
     with slow(server, downstream=[SLOW]) as address, terminal("download", address) as client:
         client.shows(TRANSFER.format("downloading"))

@@ -11,9 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from djinn_lib_models import models
+from safetensors.torch import save_file
 
 import djinn
 from djinn.session import runtime
@@ -53,6 +57,17 @@ def upload_many(server: str) -> None:
     sent = ended(lambda: [part.to(DEVICE) for part in parts])
     if sent is not None:
         assert sent[-1][-1].item() == LARGE - 1
+
+
+def upload_file(server: str) -> None:
+    """A file that the server keeps goes in pieces, of which none takes long."""
+    models._PIECE_BYTES = 2**20
+    djinn.init(server=server)
+    with TemporaryDirectory() as folder:
+        save_file({"w": torch.arange(float(LARGE))}, path := Path(folder, "large.safetensors"))
+        sent = ended(lambda: djinn.models.load_file(path))
+    if sent is not None:
+        assert sent["w"][LARGE - 1].item() == LARGE - 1
 
 
 def download(server: str) -> None:
