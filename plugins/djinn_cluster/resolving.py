@@ -10,6 +10,7 @@ from collections import deque
 from djinn_lib_cluster.asking import ask
 from djinn_lib_cluster.messages import Resolve
 from djinn_lib_cluster.settings import ClusterSettings
+from djinn_lib_named.settings import NamedSettings
 from djinn_lib_service.settings import TlsSettings
 
 from djinn.settings import Config, Settings
@@ -41,7 +42,8 @@ def resolve(settings: ClusterSettings, others: Settings, *, is_again: bool = Fal
         recent = tuple({address: None for given_s, address in _recent if given_s > since})
         last = _recent[-1][1] if is_again and _recent else ""
     servers = ask(settings.cluster, lambda name: Resolve(
-        config.token, name, recent, settings.cluster_models[:16], settings.cluster_memory_mib * 2**20),
+        config.token, name, recent, settings.cluster_models[:16], settings.cluster_memory_mib * 2**20,
+        others(NamedSettings).name, last),
         authorities=others(TlsSettings).tls_ca, timeout_s=config.connect_timeout_s)
     address = next((server.address for server in servers if server.address != last), servers[0].address)
     with _lock:

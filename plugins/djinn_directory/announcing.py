@@ -18,6 +18,7 @@ from djinn_lib_cluster.asking import IN_FILE, DirectoryAddress, parse, reachable
 from djinn_lib_cluster.messages import (
     MAX_LINE_BYTES,
     MAX_MODELS,
+    MAX_NAMED,
     Accepted,
     DirectoryProblem,
     Draining,
@@ -38,7 +39,9 @@ __all__ = ("Announcement", "Announcements")
 
 EVERY_S = 1.0
 TIMEOUT_S = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Between two tries to join. A directory that was started again waits for longer before it says that no server has a
+named session; see `djinn_directory.naming`."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -84,12 +87,14 @@ class Announcement(MetricsOutput):
         encoded(self._report())
 
     def _report(self) -> LoadReport:
-        amounts = [found.amounts for found in self._source.totals().values()]
+        totals = self._source.totals().values()
+        amounts = [found.amounts for found in totals]
         models = [model for model in self._source.models() if not model.problem][:MAX_MODELS]
         return LoadReport(
             self._source.why_not_ready()[:1000], min(2**62, sum(each.sessions for each in amounts)),
             min(2**62, sum(each.held_bytes for each in amounts)), self._limit_bytes,
-            tuple(text[:256] for model in models for text in (model.name, model.digest)), self._metrics())
+            tuple(text[:256] for model in models for text in (model.name, model.digest)), self._metrics(),
+            tuple(digest for found in totals for digest in found.named)[:MAX_NAMED])
 
     def _metrics(self) -> str:
         """Return the URL of the server's metrics, by a host that others can connect to."""

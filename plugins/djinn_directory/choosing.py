@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import attrs
 from djinn_lib_cluster.messages import ListedServer, LoadReport, Resolve
 
+from djinn.errors import RefusedError
+from djinn_directory.naming import NamedPlaces
 from djinn_directory.ordering import ServerOrders
 
 __all__ = ("MAX_NAMED", "STALE_S", "JoinedServer", "ServerListing")
@@ -47,6 +49,9 @@ class ServerListing:
     Args:
         clock: Returns the time in seconds.
 
+    Attributes:
+        names: Which of them has which named session.
+
     Concurrency:
         One thread.
     """
@@ -54,6 +59,7 @@ class ServerListing:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._members: dict[str, JoinedServer] = {}
+        self.names = NamedPlaces(clock)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -67,6 +73,7 @@ class ServerListing:
         """Remove a server, unless it has joined again."""
         if self._members.get(member.address) is member:
             del self._members[member.address]
+            self.names.left(member.address)
 
     def find(self, address: str) -> JoinedServer | None:
         """Return a server by its address."""
@@ -77,6 +84,7 @@ class ServerListing:
         if member.load is None or member.load.models != load.models:
             member.models = frozenset(load.models)
         member.load, member.reported_s = load, self._clock()
+        self.names.reported(member.address, load.named)
 
     def all(self) -> Iterator[ListedServer]:
         """List all servers that have reported a load, by address."""
@@ -85,19 +93,36 @@ class ServerListing:
             if member.load is not None:
                 yield ListedServer(address, member.load)
 
-    def choose(self, wanted: Resolve) -> tuple[ListedServer, ...]:
+    def choose(self, wanted: Resolve, digest: str = "") -> tuple[ListedServer, ...]:
         """Name servers to a client, the best one first, and count the client as a session of that one.
 
         Servers are preferred that the client was not given a moment ago, then those that have all its models, then
-        those with enough memory left, then those with the fewest sessions, then those with the least memory in use.
+        those with enough memory left, then those with the fewest sessions, then those with the least memory in use. For
+        a named session that a server has, it is that server and no other one.
+
+        Args:
+            wanted: The client's question.
+            digest: What stands for the named session that it asks for; empty if it asks for none.
+
+        Raises:
+            RefusedError: The server that has the named session is not there.
         """
         now = self._clock()
+        place = self.names.place_of(digest, wanted) if digest else None
+        if place is not None and (member := self._members.get(place)) is not None and member.load is not None:
+            if why := member.load.problem or ("" if now - member.reported_s < STALE_S else "It does not report."):
+                raise RefusedError(f"The server {place} has the session {wanted.session!r}, and no session can begin "
+                                   f"there: {why}", hint="Try again later; `djinn cluster status` shows the servers.")
+            member.led_s.append(now)
+            return (ListedServer(place, metrics=member.load.metrics),)
         models = frozenset(wanted.models)
         best = heapq.nsmallest(MAX_NAMED, (
             (self._rank(member, member.load, wanted, models, now), member.address) for member in self._members.values()
             if member.load is not None and not member.load.problem and now - member.reported_s < STALE_S))
         if best:
             self._members[best[0][1]].led_s.append(now)
+            if digest:
+                self.names.led(digest, best[0][1])
         return tuple(ListedServer(member.address, metrics=member.load.metrics if member.load is not None else "")
                      for member in (self._members[address] for _, address in best))
 

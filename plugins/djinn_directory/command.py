@@ -145,13 +145,13 @@ def _write(path: Path, address: DirectoryAddress) -> None:
                                  hint="Give --address-file a path in a folder of yours.") from None
 
 
-def _checking(authenticator: Authenticator) -> Callable[[str], None]:
-    def check(token: str) -> None:
+def _checking(authenticator: Authenticator) -> Callable[[str], str]:
+    def tenant_of(token: str) -> str:
         """Let an authenticator decide; one that fails admits nobody."""
         if len(token) > MAX_TOKEN_CHARACTERS:
             raise RefusedError("The token is too long.")
         try:
-            authenticator.authenticate(token)
+            return authenticator.authenticate(token).tenant.name
         except RefusedError as error:
             if len(token) >= MIN_KEY_CHARACTERS and token in str(error):
                 raise RefusedError("The token is wrong.") from None
@@ -159,7 +159,7 @@ def _checking(authenticator: Authenticator) -> Callable[[str], None]:
         except Exception:  # noqa: BLE001  # an exception's text may contain the token
             raise RefusedError("The token could not be checked.") from None
 
-    return check
+    return tenant_of
 
 
 def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Callable[[], Coroutine[Any, Any, None]],

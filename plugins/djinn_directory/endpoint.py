@@ -28,6 +28,7 @@ from djinn_lib_cluster.messages import (
     encoded,
 )
 from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.tenants import session_digest
 
 from djinn.errors import ConfigurationError, DjinnError, LimitError, ProtocolError, RefusedError
 from djinn_directory.choosing import STALE_S, ServerListing
@@ -53,7 +54,7 @@ class DirectoryEndpoint:
     Args:
         name: The cluster's name.
         key: The secret of its servers.
-        check_token: Raises unless a token is valid; called in threads.
+        tenant_of: Returns the name of a token's tenant, and raises unless it is valid; called in threads.
         context: For encrypted connections; ``None`` for plain ones.
 
     Attributes:
@@ -63,11 +64,10 @@ class DirectoryEndpoint:
         Tasks of one event loop.
     """
 
-    def __init__(self, name: str, key: str, check_token: Callable[[str], object], context: ssl.SSLContext | None
-                 ) -> None:
+    def __init__(self, name: str, key: str, tenant_of: Callable[[str], str], context: ssl.SSLContext | None) -> None:
         self._name = name
         self._key = key.encode()
-        self._check_token = check_token
+        self._tenant_of = tenant_of
         self._context = context
         self.listing = ServerListing()
         self._checks = anyio.CapacityLimiter(MAX_CHECKS)
@@ -117,9 +117,12 @@ class DirectoryEndpoint:
 
     async def _answer(self, message: object) -> ServerList:
         if isinstance(message, Resolve):
-            await anyio.to_thread.run_sync(self._check_token, message.token, limiter=self._checks)
+            tenant = await anyio.to_thread.run_sync(self._tenant_of, message.token, limiter=self._checks)
             self._check_name(message.name)
-            chosen = self.listing.choose(message)
+            digest = session_digest(tenant, message.session) if message.session else ""
+            if digest:
+                await anyio.sleep(self.listing.names.unsettled_s(digest))
+            chosen = self.listing.choose(message, digest)
             if not chosen:
                 problems = {server.load.problem for server in self.listing.all() if server.load is not None}
                 raise RefusedError(f"The cluster {self._name} has no server where a session can begin: "

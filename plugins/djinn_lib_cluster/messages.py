@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Annotated, TypeAlias
 
 import msgspec
+from djinn_lib_service.settings import MAX_NAME as MAX_SESSION_NAME
 from msgspec import Meta
 
 __all__ = (
     "MAX_LINE_BYTES",
     "MAX_LOAD_BYTES",
     "MAX_MODELS",
+    "MAX_NAMED",
     "Accepted",
     "AskedDirectory",
     "DirectoryProblem",
@@ -31,9 +33,10 @@ __all__ = (
 
 MAX_LINE_BYTES = 2**15
 """Longest first line of a connection."""
-MAX_LOAD_BYTES = 2**21
+MAX_LOAD_BYTES = 2**22
 """Longest line of a server that has joined, and longest answer."""
 MAX_MODELS = 4000
+MAX_NAMED = 10_000
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Secret: TypeAlias = Annotated[str, Meta(max_length=4096)]
 _Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -65,6 +68,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
         limit_bytes: How many they may hold; 0 if nothing is known.
         models: Names and digests of the models in its store.
         metrics: URL of its metrics; empty if it serves none.
+        named: Its named sessions, as digests of tenant and name; see `djinn_lib_server.tenants.session_digest`.
     """
 
     problem: Annotated[str, Meta(max_length=1000)] = ""
@@ -73,6 +77,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     limit_bytes: _Count = 0
     models: Annotated[tuple[_Model, ...], Meta(max_length=2 * MAX_MODELS)] = ()
     metrics: Annotated[str, Meta(max_length=512)] = ""
+    named: Annotated[tuple[_Name, ...], Meta(max_length=MAX_NAMED)] = ()
 
 
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
@@ -84,6 +89,8 @@ class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
         recent: Addresses that the client was given a moment ago; others are preferred.
         models: Names or digests of models that the client will use.
         memory_bytes: How much memory it will need.
+        session: The name of its session; empty if it has none.
+        failed: The address that it was given just now, and that does not answer; empty if there is none.
     """
 
     token: _Secret
@@ -91,6 +98,8 @@ class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
     recent: Annotated[tuple[_Address, ...], Meta(max_length=16)] = ()
     models: Annotated[tuple[_Model, ...], Meta(max_length=16)] = ()
     memory_bytes: _Count = 0
+    session: Annotated[str, Meta(max_length=MAX_SESSION_NAME)] = ""
+    failed: Annotated[str, Meta(max_length=512)] = ""
 
 
 class ListServers(msgspec.Struct, frozen=True, tag="list"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 
 import attrs
@@ -11,8 +12,8 @@ import msgspec
 from djinn.errors import TokenEndedError
 from djinn_lib_server.limits import Limits, memory_limit
 
-__all__ = ("MAX_IDENTITY_BYTES", "NAME", "AuthenticatedClient", "Tenant", "granted", "is_tenant_name", "token_ended",
-           "written")
+__all__ = ("MAX_IDENTITY_BYTES", "NAME", "AuthenticatedClient", "Tenant", "granted", "is_tenant_name", "session_digest",
+           "token_ended", "written")
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z"
 """The pattern of a tenant's name."""
@@ -58,6 +59,11 @@ class AuthenticatedClient:
 def is_tenant_name(name: object) -> bool:
     """Whether a tenant of its own can have this name."""
     return isinstance(name, str) and _NAME.match(name) is not None
+
+
+def session_digest(tenant: str, name: str) -> str:
+    """Return what stands for a tenant's named session in a cluster: the same name of another tenant gives another."""
+    return hashlib.sha256(f"{tenant}\0{name}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def granted(own: Limits, defaults: Limits) -> Limits:

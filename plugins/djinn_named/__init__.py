@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_named.settings import NamedSettings
 
 from djinn.errors import ConfigurationError
@@ -26,12 +27,12 @@ def djinn_add_settings(settings: Declarations) -> None:
 
 @hookimpl
 def djinn_check_settings(settings: Settings) -> None:
-    """Refuse a name for a session with several servers, or with any server of a cluster."""
+    """Refuse a name for a session with several servers, or with none."""
     addresses = settings(Config).addresses
-    if settings(NamedSettings).name and (len(addresses) > 1 or not addresses[0]):
-        raise ConfigurationError(
-            "A session with a name needs the address of one server, which keeps its values.",
-            hint="Give it as server; `djinn cluster status` lists those of a cluster.")
+    if settings(NamedSettings).name and (
+            len(addresses) > 1 or not (addresses[0] or settings(ClusterSettings).cluster)):
+        raise ConfigurationError("A session with a name needs one server, which keeps its values.",
+                                 hint="Give the address of one as server, or that of a cluster as cluster.")
 
 
 @hookimpl

@@ -27,22 +27,35 @@ from djinn_lib_server.kinds.metrics import (
 )
 from djinn_lib_service.kinds import MemoryReport
 from djinn_lib_service.kinds.transport import SupportsByteCounts
+from djinn_lib_service.settings import MAX_NAME
 from msgspec import Meta
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
 from djinn_server.abilities import supports
 
-__all__ = ("Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged", "told_of_memory")
+__all__ = ("MAX_NAMED", "Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged", "told_of_memory")
 
 REPORT_S = 0.25
 """How often a worker reports. With longer intervals, statistics per second would be inaccurate."""
 STOP_TIMEOUT_S = 1.0
+MAX_NAMED = 1000
+"""Most named sessions that a worker reports."""
+
+
 class WorkerReport(msgspec.Struct, frozen=True, tag="report"):
-    """From a worker: its counters since it started, its current amounts, and the programs that took the most time."""
+    """From a worker: its counters since it started, and what it has at present.
+
+    Attributes:
+        counts: The counters.
+        amounts: Its current amounts.
+        programs: The programs that took the most time.
+        named: The names of its named sessions.
+    """
 
     counts: Counts
     amounts: Amounts
     programs: Annotated[tuple[ProgramTime, ...], Meta(max_length=MAX_PROGRAMS)] = ()
+    named: Annotated[tuple[Annotated[str, Meta(max_length=MAX_NAME)], ...], Meta(max_length=MAX_NAMED)] = ()
 
 
 def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> WorkerReport:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 from djinn_lib_server.kinds.metrics import Amounts, Counts, ProgramTime, TenantTotals
+from djinn_lib_server.tenants import session_digest
 
 from djinn_server.counters import Meters, WorkerReport, added, merged
 from djinn_server.log_lines import printable
@@ -36,13 +37,17 @@ class Account:
         counts: The latest counters.
         amounts: The latest amounts.
         programs: The programs that took the most time.
+        named: What stands for its named sessions; see `djinn_lib_server.tenants.session_digest`.
 
     Concurrency:
         `heed` is called by one thread.
     """
 
-    def __init__(self, label: str, limit_bytes: int, device: int = 0) -> None:
+    def __init__(self, label: str, limit_bytes: int, device: int = 0, tenant: str = "") -> None:
         self.label = label
+        self._tenant = tenant
+        self._names: tuple[str, ...] = ()
+        self.named: tuple[str, ...] = ()
         self.limit_bytes = limit_bytes
         self.device = device
         self._wanted = RecentSum()
@@ -56,6 +61,10 @@ class Account:
         self.counts, self.amounts = merged(max, before, report.counts), report.amounts
         self.programs = tuple(msgspec.structs.replace(program, name=printable(program.name))
                               for program in report.programs)
+        if report.named != self._names:
+            # The tenant is not the worker's to choose.
+            self._names = report.named
+            self.named = tuple(session_digest(self._tenant, name) for name in report.named)
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
         self._wanted.add(wanted_s, now)
 
@@ -85,7 +94,7 @@ class MetricsStore:
     def open(self, tenant: str, limit_bytes: int, device: int = 0) -> Account:
         """Open the account of a worker that has begun to serve."""
         with self._lock:
-            account = Account(self._label(tenant), limit_bytes, device)
+            account = Account(self._label(tenant), limit_bytes, device, tenant)
             self._accounts[account] = None
         return account
 
@@ -118,7 +127,8 @@ class MetricsStore:
             found[label] = TenantTotals(
                 added((before, *(account.counts for account in own))),
                 _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
-                restarts[label], summed((past_programs[label], *(account.programs for account in own))))
+                restarts[label], summed((past_programs[label], *(account.programs for account in own))),
+                tuple(digest for account in own for digest in account.named))
         return found
 
     def sessions(self) -> dict[str, int]:

@@ -114,6 +114,11 @@ class NamedSessions:
         with self._lock:
             return tuple(named.listed(now) for named in self._named.values())
 
+    def names(self) -> tuple[str, ...]:
+        """List their names."""
+        with self._lock:
+            return tuple(self._named)
+
     def closed(self) -> list[tuple[str, float, NamedSession, int]]:
         """List those that no client has open: the session that had it, how long ago, and how many tensors it keeps."""
         now = self.clock()

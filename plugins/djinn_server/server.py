@@ -36,7 +36,7 @@ from djinn.errors import (
 from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello
 from djinn_server.board import mark_of
-from djinn_server.counters import Meter, Meters, WorkerReport, told_of_memory
+from djinn_server.counters import MAX_NAMED, Meter, Meters, WorkerReport, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
 from djinn_server.handshake import (
@@ -413,7 +413,8 @@ class Server:
             shared_bytes=sum(service.shared_bytes for service in services))
         made = (WorkerReport(counts, amounts) if self._manager is None else
                 told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes))
-        return msgspec.structs.replace(made, programs=self._line.slowest_programs())
+        return msgspec.structs.replace(made, programs=self._line.slowest_programs(),
+                                       named=self._named.names()[:MAX_NAMED])
 
     def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot) -> None:
         channel, service = names.channel, names.service

@@ -140,6 +140,7 @@ class TenantTotals:
         restarts: Number of restarts, by cause.
         programs: At most `MAX_PROGRAMS` programs that took the most time, that with the longest time first. Other
             programs take their places: they are for people to read, and no series.
+        named: What stands for their named sessions; see `djinn_lib_server.tenants.session_digest`.
     """
 
     counts: Counts = attrs.field(factory=Counts)
@@ -148,6 +149,7 @@ class TenantTotals:
     workers: int = 0
     restarts: dict[str, int] = attrs.field(factory=dict)
     programs: tuple[ProgramTime, ...] = ()
+    named: tuple[str, ...] = ()
 
 
 class MetricsSource(Protocol):

@@ -66,6 +66,14 @@ MUTANTS = (
     mutant("kept-values-not-counted", "server.named_values_counted", f"{_NAMED}NamedSessions.left",
            "self._allowances.change_handles(0, len(named.handles), checks=False)", "pass",
            within="unit/test_named_sessions.py::test_values_count_while_no_client_has_them_and_so_do_names"),
+    mutant("session-begun-on-another-server", "server.named_on_cluster",
+           "djinn_directory.naming:NamedPlaces.place_of", "return holder", "return None",
+           within="integration/test_named_clusters.py::"
+                  "test_a_session_begins_nowhere_else_as_long_as_its_server_may_come_back"),
+    mutant("session-forgotten-with-its-server", "server.named_on_cluster", "djinn_directory.naming:NamedPlaces.left",
+           "self._held.pop(address, ())", "()",
+           within="integration/test_named_clusters.py::"
+                  "test_a_session_begins_nowhere_else_as_long_as_its_server_may_come_back"),
     mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.supervisor:Supervisor._post_of",
            "self._posts.get(tenant.name)", "next(iter(self._posts.values()), None)",
            "and post.tenant.key == tenant.key", "",
