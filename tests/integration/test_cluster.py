@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +48,22 @@ def clusters(tmp_path: Path) -> Iterator[Clusters]:
         yield made
 
 
+def survived(model: Any, wanted: torch.Tensor, by_address: dict[str, Any], *also: int) -> tuple[str, str]:
+    """Generate while the server of the session is killed, and other processes; return its servers before and after."""
+    session = djinn.init(cluster=next(iter(by_address)), recovery="replay", recovery_timeout_s=TIMEOUT_S,
+                         log_level="ERROR")
+    try:
+        before = session.backend.address
+        pid = by_address[before]["pid"]
+        tokens = generated(copy.deepcopy(model).to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
+                           streamer=Killing([*also, pid, *workers_of(pid)]))
+        assert djinn.stats()["recoveries"] == 1
+        assert torch.equal(tokens, wanted)
+        return before, session.backend.address
+    finally:
+        djinn.shutdown()
+
+
 def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_the_end(clusters: Clusters) -> None:
     done = clusters.run(*SERVERS)
     assert done.returncode == 0, done.stderr
@@ -69,18 +87,8 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
 
     model = gpt2(**MODEL)
     wanted = generated(model, PROMPT, TOKENS)
-    session = djinn.init(cluster=programs[0]["address"], recovery="replay", recovery_timeout_s=TIMEOUT_S,
-                         log_level="ERROR")
-    try:
-        first = session.backend.address
-        pid = by_address[first]["pid"]
-        tokens = generated(model.to("remote_accelerator:0"), PROMPT.to("remote_accelerator:0"), TOKENS,
-                           streamer=Killing([pid, *workers_of(pid)]))
-        second = session.backend.address
-        assert djinn.stats()["recoveries"] == 1
-    finally:
-        djinn.shutdown()
-    assert torch.equal(tokens, wanted)
+    first, second = survived(model, wanted, by_address)
+    pid = by_address[first]["pid"]
     assert {first, second} == {program["address"] for program in programs[1:]}
     wait_until(lambda: all(program["state"] == "serving" for program in clusters.programs()), "it is not back")
     again = {program["address"]: program for program in clusters.programs()}
@@ -93,6 +101,14 @@ def test_a_session_outlives_its_server_which_comes_back_and_nothing_is_left_at_t
     refused = clusters.run(*SERVERS)
     assert (refused.returncode, "running already" in refused.stderr) == (2, True), refused
     assert clusters.programs() == list(again.values())
+
+    directory = again[programs[0]["address"]]
+    first, second = survived(model, wanted, again, directory["pid"])
+    assert {first, second} == {program["address"] for program in programs[1:]}
+    wait_until(lambda: all(program["state"] == "serving" for program in clusters.programs()), "they are not back")
+    last = {program["address"]: program for program in clusters.programs()}
+    assert last.keys() == by_address.keys()
+    assert last[directory["address"]]["restarts"] == 1
 
     processes = clusters.processes()
     assert len(processes) >= 6
