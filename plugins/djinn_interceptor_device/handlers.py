@@ -13,7 +13,7 @@ from djinn.record import devices
 from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import divisions, histograms, index_pointers, remote_norms, zeros
+from djinn_interceptor_device import divisions, histograms, index_pointers, jagged, remote_norms, zeros
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
@@ -251,6 +251,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
     **{getattr(aten, name).default: keep_whole for name in WHOLE},
     **divisions.HANDLERS,
+    **jagged.HANDLERS,
     **zeros.HANDLERS,
     aten.set_.source_Storage: set_storage,
     aten.set_.source_Storage_storage_offset: set_storage,

@@ -45,7 +45,7 @@ def _dispatching(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _are_lazy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether no argument is of another class that has rules of its own."""
+    """Whether no argument is of another class with rules."""
     return all(type(item) is LazyTensor or not torch._C._dispatch_keys(item).has(_SUBCLASSES)
                for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor))
 

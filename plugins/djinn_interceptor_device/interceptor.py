@@ -26,6 +26,7 @@ from djinn_interceptor_device import (
     functions,
     gradients,
     higher_order,
+    jagged,
     methods,
     optimizers,
     process_switches,
@@ -109,6 +110,7 @@ class DeviceInterceptor:
             use_interrupt_handler(interrupts)
             checkpoint_files.install()
             higher_order.install()
+            jagged.install()
             scripting.install()
             follow_imports(("torch._dynamo",), _let_dynamo_capture)
         return torch.device(DEVICE_NAME, 0)
