@@ -71,7 +71,8 @@ def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> I
             if has_weights := _has_weights(path):
                 yield _named(path.relative_to(root), path)
             if depth < MAX_DEPTH and not path.is_symlink():
-                yield from _below(root, path, depth + 1, is_model=has_weights)
+                # Below a model, there may be its parts; loose files there, such as its original form, are no models.
+                yield from _below(root, path, depth + 1, is_model=is_model or has_weights)
         elif is_model:
             continue
         elif path.name.endswith(SUFFIX):

@@ -24,9 +24,11 @@ def write(root: Path, *names: str) -> None:
 
 def test_parts_of_a_pipeline_are_models_beside_the_weights_of_the_whole(tmp_path: Path) -> None:
     write(tmp_path, "sd/whole.safetensors", "sd/model_index.json", f"sd/unet/{WHOLE}",
-          "sd/unet/diffusion_pytorch_model.fp16.safetensors", "sd/vae/config.json", "sd/text_encoder/model.safetensors")
+          "sd/unet/diffusion_pytorch_model.fp16.safetensors", "sd/vae/config.json", "sd/text_encoder/model.safetensors",
+          "sd/original/consolidated.pth", "sd/original/more/loose.safetensors")
     assert found(tmp_path) == {("sd", ""): ["whole.safetensors"], ("sd/unet", ""): [WHOLE],
-                               ("sd/text_encoder", ""): ["model.safetensors"]}
+                               ("sd/text_encoder", ""): ["model.safetensors"],
+                               ("sd/original/more", ""): ["loose.safetensors"]}
 
 
 def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
