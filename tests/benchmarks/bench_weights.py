@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from support.clients import weights
+from support.clients import first_token, weights
+from support.models import gpt2
 
 import djinn
 
@@ -73,6 +75,31 @@ def test_weights_loaded(moved: Measure, publish: Callable[..., None], saved: Pat
 def test_weights_loaded_singly(moved: Measure, publish: Callable[..., None], saved: Path) -> None:
     found = moved("safe_open", saved)
     publish(max(1.0, found["anonymous"]), details(found))
+
+
+def test_first_token(
+    benchmark: BenchmarkFixture, start_server: Callable[..., Any], publish: Callable[..., None], tmp_path: Path
+) -> None:
+    folders = stored, own = tmp_path / "models" / "gpt2", tmp_path / "client" / "gpt2"
+    for folder, model in zip(folders, (gpt2.gpt2(), gpt2.gpt2().config), strict=True):
+        model.save_pretrained(folder)
+    address = start_server("--models", str(stored.parent)).address
+    taken: dict[str, list[dict[str, float]]] = {"rival": [], "djinn": []}
+
+    def turn() -> None:
+        for side, given in (("rival", [stored]), ("djinn", [own, address])):
+            command = [sys.executable, "-m", first_token.__name__, *map(str, given)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            taken[side].append(json.loads(done.stdout))
+
+    benchmark.pedantic(turn, rounds=5, warmup_rounds=1)
+    rival, ours = (pairs[1:] for pairs in taken.values())
+    assert {each["is"] for each in rival} == {each["is"] for each in ours}
+    parts = {f"{part} (ms)": statistics.median(each[part] for each in ours) * 1e3
+             for part in ("init", "load", "token", "import")}
+    publish(statistics.median(our["total"] / their["total"] for our, their in zip(ours, rival, strict=True)),
+            {"rival (ms)": statistics.median(each["total"] for each in rival) * 1e3,
+             "djinn (ms)": statistics.median(each["total"] for each in ours) * 1e3, **parts})
 
 
 def test_weights_sent_again(compare: Callable[..., Any], publish: Callable[..., None], server_address: str) -> None:
