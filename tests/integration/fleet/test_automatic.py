@@ -75,7 +75,7 @@ def test_a_schedule_that_breaks_a_rule_is_refused_before_anything_runs(
 
 
 def test_one_executor_loses_nothing_by_a_broken_schedule_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    djinn.init("")
+    djinn.init("", plugins=["scheduler=single"])
     y = torch.ones(3, device=DEVICE) + 1
 
     def schedule(self: SingleScheduler, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
