@@ -27,7 +27,8 @@ __all__ = ("WithCustomOperators",)
 
 _KEYS = ("PrivateUse1", "CUDA", "CompositeExplicitAutograd")
 """Keys of kernels that run for this device, in order."""
-_PYTORCHS_OWN = ("aten", "prim", "prims")
+_NOT_THE_PROGRAMS = ("aten", "djinn", "prim", "prims")
+"""Namespaces of operators that a program does not define, and that each server runs."""
 _are_run_there: weakref.WeakKeyDictionary[Session, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
@@ -62,7 +63,7 @@ def _function_of(operator: Any) -> Callable[..., Any] | None:
 
 def _kernel_of(operator: Any) -> Callable[..., Any] | None:
     """Return the kernel that the program has given an operator with ``Library.impl``."""
-    if operator.namespace in _PYTORCHS_OWN:
+    if operator.namespace in _NOT_THE_PROGRAMS:
         return None
     _, _, name = operator.name().partition("::")
     key = next((key for key in _KEYS if f"{operator.namespace}/{name}/{key}" in torch.library._impls), None)

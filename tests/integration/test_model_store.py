@@ -90,7 +90,9 @@ def test_models_are_loaded_by_name_and_equal_the_files(served: Any) -> None:
 
 
 def test_what_a_session_writes_is_its_own(served: Any) -> None:
+    djinn.reset_stats()
     first, second = djinn.models.load("whole"), djinn.models.load("whole")
+    assert djinn.stats()["round_trips"] == 4, "for the size of the description and for its content"
     first["mapped"].mul_(2)
     view = second["mapped"].t()
     assert torch.equal(first["mapped"].cpu(), WEIGHTS["mapped"] * 2)
