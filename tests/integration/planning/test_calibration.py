@@ -113,7 +113,9 @@ def test_an_executor_that_nobody_measured_has_defaults_that_say_so(
 
 def few(monkeypatch: pytest.MonkeyPatch, *workloads: Any) -> None:
     """Let the session's plugins register these only."""
-    hook = type("Hook", (), {"djinn_register_workloads": staticmethod(lambda register: [*map(register, workloads)])})
+    others = runtime.current().plugins.hook
+    hook = type("Hook", (), {"djinn_register_workloads": staticmethod(lambda register: [*map(register, workloads)]),
+                             "__getattr__": lambda self, name: getattr(others, name)})()
     monkeypatch.setattr(type(runtime.current().plugins), "hook", property(lambda self: hook))
 
 
