@@ -15,6 +15,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_map_only
 
 from djinn.errors import UnknownOperatorError
+from djinn.ir.schema import facts_of
 from djinn.kinds.interceptor import Handler
 from djinn.record import devices
 from djinn_interceptor_device import collectives
@@ -29,6 +30,7 @@ _KEYS = ("PrivateUse1", "CUDA", "CompositeExplicitAutograd")
 """Keys of kernels that run for this device, in order."""
 _NOT_THE_PROGRAMS = ("aten", "djinn", "prim", "prims")
 """Namespaces of operators that a program does not define, and that each server runs."""
+_DECOMPOSES = torch._C.DispatchKey.CompositeExplicitAutograd
 _are_run_there: weakref.WeakKeyDictionary[Session, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 
@@ -38,8 +40,21 @@ class WithCustomOperators(WithWrites):
     def _writer(self, operator: Any) -> Handler | None:
         if operator.namespace in collectives.NAMESPACES:
             return collectives.run
+        if _is_generated(operator):
+            return _decompose
         is_custom = _function_of(operator) is not None and not _is_run_here(self._session, operator)
         return _run if is_custom else super()._writer(operator)
+
+
+def _is_generated(operator: Any) -> bool:
+    """Whether PyTorch has made an operator of one that writes; AOTAutograd calls these, and servers refuse them."""
+    return torch.Tag.generated in operator.tags and not facts_of(operator).written and (
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), _DECOMPOSES.name))
+
+
+def _decompose(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Let PyTorch copy the operands, and call the operator that writes."""
+    return operator._op_dk(_DECOMPOSES, *args, **kwargs)
 
 
 def _is_run_here(session: Session, operator: Any) -> bool:

@@ -1,6 +1,6 @@
 """Lets Dynamo capture functions of remote tensors for backends that run the graphs they are given.
 
-Those that generate code for the kind of device know none for this one; for them, functions are left to eager.
+Those that generate code for a kind of device know none for this one; from them, functions of remote tensors are kept.
 
 To Dynamo, a lazy tensor is an ordinary tensor of another device: it is faked as one, so nothing
 of djinn is traced, and its guards are those that Dynamo checks in C++. Dynamo has no seam for a tensor subclass that
@@ -9,20 +9,29 @@ dispatches but does not consist of other tensors, so its own table of types gets
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch._functorch.config
+from torch._dynamo import exc, trace_rules
 from torch._dynamo.backends import registry
 from torch._dynamo.variables import builder
 
+import djinn
 from djinn.record.tensor import LazyTensor
 
 _OWN_BACKEND = "djinn"
+_OWN_FILES = (f"{Path(djinn.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}djinn_")
+"""How the paths of files of djinn and of its plugins begin."""
 
 
 def let_dynamo_capture() -> None:
     """Register lazy tensors with Dynamo, which the program has imported. Called once in a process."""
+    # What djinn does for an operation is not the program's, wherever it is called from.
+    trace_rules.SKIP_DIRS.extend(_OWN_FILES)
+    trace_rules._recompile_re()
     infer = builder.infer_subclass_type
     builder.infer_subclass_type = lambda value: None if type(value) is LazyTensor else infer(value)
     for traces_numpy in (False, True):
@@ -37,13 +46,7 @@ def _wrap(self: builder.VariableBuilder, value: LazyTensor) -> Any:
     """Make Dynamo's variable for a lazy tensor."""
     if _runs_graphs(self.tx.output.compiler_fn):
         return self.wrap_tensor(value)
-    # As if it were not in the table. Dynamo compiles in one thread at a time.
-    table = self._type_dispatch()
-    del table[LazyTensor]
-    try:
-        return self._wrap(value)
-    finally:
-        table[LazyTensor] = _wrap
+    raise exc.SkipFrame("The backend generates no code for remote tensors; use backend='djinn'.")
 
 
 def _as_tangent(self: LazyTensor, metadata: Any, expected: type = LazyTensor) -> LazyTensor | None:

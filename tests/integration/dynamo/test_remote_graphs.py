@@ -11,6 +11,7 @@ import torch
 from djinn_dynamo import remote_graphs
 from support.models.generate_modes import generated, grouped_query_llama
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 import djinn
 
@@ -154,6 +155,9 @@ def test_backends_that_generate_code_leave_remote_tensors_to_eager() -> None:
     model, x = small(), torch.randn(5, 6, device=DEVICE)
     compiled(model)(x)
     assert torch.equal(torch.compile(model, backend="inductor")(x).cpu(), model(x).cpu())
+    # Its code asks tensors for facts that Dynamo cannot know of these.
+    query = torch.ones(1, 1, 4, 4, device=DEVICE)
+    assert torch.compile(flex_attention)(query, query, query).tolist() == query.tolist()
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,16 @@ def trained(device: str, backend: Any) -> Any:
     return losses, list(model.parameters())
 
 
+def test_operators_that_only_compilers_call_are_decomposed() -> None:
+    def program(device: str) -> Any:
+        x = torch.arange(4.0, device=device).view(2, 2)
+        mean, variance = torch.zeros(2).to(device), torch.ones(2).to(device)
+        return (torch.ops.aten._native_batch_norm_legit_functional(x, None, None, mean, variance, True, 0.5, 1e-5),
+                mean, torch.ops.aten.zero(x), torch.ops.aten.uniform(x, 2.0, 3.0) > 2, x)
+
+    assert_same(program)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_backends_that_run_graphs_are_given_those_of_remote_tensors(backend: str) -> None:
     torch._dynamo.reset()
