@@ -37,9 +37,9 @@ MAX_SEGMENTS = 512
 """Repeated segments whose effects are remembered."""
 _Place: TypeAlias = tuple[int, int]
 """Position of a node, and of one of its operands or results."""
-_Effects: TypeAlias = tuple[tuple[_Place, ...], tuple[tuple[_Place, _Place], ...]]
-"""What a segment does to values from outside: operands that it writes; and operands whose storage a result shares, each
-with that result.
+_Effects: TypeAlias = tuple[tuple[_Place, ...], tuple[tuple[_Place, _Place], ...], bool]
+"""What a segment does to values from outside: operands that it writes; operands whose storage a result shares, each
+with that result; and whether a written value may have another storage afterwards.
 """
 
 
@@ -218,10 +218,10 @@ class KnowingBackend(BackendWrapper):
                 if self._takes_reals or takes_only_integers(node):
                     self._known.compute(node)
             elif self._known or self._answers:
-                places = node.signature.writes if rule is Rule.WRITES else range(len(node.inputs))
-                for place in places:
+                specs = node.signature.operands if rule is Rule.WRITES else ()
+                for place in node.signature.writes if rule is Rule.WRITES else range(len(node.inputs)):
                     # A tensor that was given another storage has left the one that it had.
-                    self._known.written(node.inputs[place])
+                    self._known.written(node.inputs[place], specs[place] if place < len(specs) else None)
                     self._answers.written(node.inputs[place])
 
     def _compare(self) -> None:
@@ -250,7 +250,7 @@ class KnowingBackend(BackendWrapper):
             if len(self._effects) >= MAX_SEGMENTS:
                 self._effects.clear()
             kept = self._effects[id(nodes)] = nodes, self._effects_of(nodes)
-        written, shared = kept[1]
+        written, shared, moves = kept[1]
         shares = any(nodes[by].outputs[result].number not in released for _, (by, result) in shared)
         self._answers.ran(writes=bool(written), shares=shares)
         for index, place in written:
@@ -259,19 +259,21 @@ class KnowingBackend(BackendWrapper):
                     self._known.storage_of(nodes[index].inputs[place].number) is None):
                 # It may share its storage with a value that was fetched.
                 self._known.clear()
-            self._written(nodes[index].inputs[place])
+            self._written(nodes[index].inputs[place], stays=not moves)
         for (index, place), (by, result) in shared:
             if nodes[by].outputs[result].number not in released:
-                self._written(nodes[index].inputs[place])
+                self._written(nodes[index].inputs[place], stays=False)
 
     def _effects_of(self, nodes: Sequence[Node]) -> _Effects:
         """Find out what a segment does to values from outside."""
         outside: dict[int, _Place | None] = {}
         written: dict[_Place, None] = {}
         shared: list[tuple[_Place, _Place]] = []
+        moves = False
         for index, node in enumerate(nodes):
             signature = node.signature
             rule = self._rule(signature)
+            moves |= rule is Rule.HIDES
             found = [outside.setdefault(slot.number, (index, place)) for place, slot in enumerate(node.inputs)]
             changed = range(len(found)) if rule is Rule.HIDES else signature.writes
             written |= {place: None for each in changed if (place := found[each]) is not None}
@@ -279,10 +281,10 @@ class KnowingBackend(BackendWrapper):
                 place = outside[slot.number] = found[alias] if alias >= 0 else None
                 if place is not None:
                     shared.append((place, (index, result)))
-        return tuple(written), tuple(shared)
+        return tuple(written), tuple(shared), moves
 
-    def _written(self, slot: Slot) -> None:
-        self._known.written_storage(self._known.storage_of(slot.number) or 0)
+    def _written(self, slot: Slot, *, stays: bool) -> None:
+        self._known.written_storage(self._known.storage_of(slot.number) or 0, stays=stays)
 
     def _forget(self) -> None:
         self._known.clear()

@@ -211,17 +211,32 @@ class KnownValues:
         with torch.inference_mode(mode=False):
             value.tensor = fetched.detach().clone()
 
-    def written(self, slot: Slot) -> None:
-        """Drop the values of the storage that a value has, and of the one that it had."""
+    def written(self, slot: Slot, spec: TensorSpec | None) -> None:
+        """Drop the values of the storage that a value has, and of the one that it had.
+
+        Args:
+            slot: The value.
+            spec: Its metadata, if it stays in its storage.
+        """
         self.written_storage(slot.storage)
         value = self._values.get(slot.number)
         if value is not None:
             self.written_storage(value.storage)
+        if spec is not None and self.is_small(spec):
+            self._add(KnownValue(slot, slot.storage, is_small=True))
 
-    def written_storage(self, storage: int) -> None:
-        """Drop the values of a storage."""
+    def written_storage(self, storage: int, *, stays: bool = False) -> None:
+        """Drop the values of a storage.
+
+        Args:
+            storage: Its number.
+            stays: Whether the values, unknown from now on, still belong to it: then their next write touches no other.
+        """
         for number in tuple(self._storages.get(storage, ())):
+            value = self._values[number]
             self._remove(number)
+            if stays:
+                self._add(KnownValue(value.slot, storage, is_small=value.is_small))
 
     def release(self, numbers: Iterable[int]) -> None:
         """Drop values that the program no longer refers to."""

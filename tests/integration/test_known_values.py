@@ -121,6 +121,25 @@ def test_a_write_of_a_compiled_function_is_seen_each_time(write: Any) -> None:
         assert there.tolist() == here.tolist()
 
 
+@torch.no_grad()
+def test_what_a_compiled_function_counts_leaves_other_values_known() -> None:
+    """As the lengths of static caches: one is counted by the function, all are set back by recorded operations."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda counts, x: [x * count.add_(1) for count in counts], backend="djinn")
+    counts = [torch.zeros((), dtype=torch.int64, device=DEVICE) for _ in range(2)]
+    x, flags = torch.ones(3, device=DEVICE), torch.ones(3, dtype=torch.int64, device=DEVICE)
+    compiled(counts, x)
+    for count in counts:
+        count.zero_()
+    for _ in range(3):
+        results = compiled(counts, x)
+        assert _trips_of(lambda: bool((flags == 1).all())) == (0, True)
+    views = [count.view(1) for count in counts]
+    for known in (counts, views):
+        assert [int(value) for value in known] == [3, 3]
+    assert results[0].tolist() == [3.0] * 3
+
+
 def test_a_wrong_call_raises_what_eager_raises() -> None:
     ids = torch.arange(4, device=DEVICE)
     with pytest.raises(RuntimeError, match="index 9"):
