@@ -84,9 +84,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
-    # By file, since tests of one file share servers; in the order of `testpaths`. Three processes more than there are
-    # processors, because tests wait for servers, and others may be at work. One thread each.
-    processes = str(min(8, (os.cpu_count() or 1) + 3))
+    # By file, since tests of one file share servers; in the order of `testpaths`. Six processes more than there are
+    # processors, because tests wait for servers, and other processes may be at work. One thread each.
+    processes = str(min(8, (os.cpu_count() or 1) + 6))
     parts = [["-p", "support.processes.forks", "--forks", processes]]
     if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
         parts = [["-n", processes, "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone"]]
