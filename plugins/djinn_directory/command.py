@@ -31,6 +31,8 @@ __all__ = ("directory",)
 USAGE_ERROR = 2
 MIN_KEY_CHARACTERS = 16
 MAX_TOKEN_CHARACTERS = 4096
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that end it."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _log = logging.getLogger("djinn.directory")
 
@@ -170,12 +172,12 @@ def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Ca
     from djinn_lib_server.parents import await_parent_end
 
     async def run() -> None:
-        async with anyio.create_task_group() as tasks:
-            async def await_parent() -> None:
-                await await_parent_end(parent)
-                tasks.cancel_scope.cancel()
+        with anyio.open_signal_receiver(*_ENDS) as signals:
+            async with anyio.create_task_group() as tasks:
+                async def await_parent() -> None:
+                    await await_parent_end(parent)
+                    tasks.cancel_scope.cancel()
 
-            with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
                 tasks.start_soon(take_samples)
                 for sock, endpoint in listening:
                     tasks.start_soon(endpoint.run, await SocketListener.from_socket(sock))
@@ -188,3 +190,5 @@ def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Ca
                     break
 
     anyio.run(run)
+    for number in _ENDS:  # it is ending already, and its status is to say so
+        signal.signal(number, signal.SIG_IGN)
