@@ -26,7 +26,7 @@ from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import set_spawning_popen
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 __all__ = ("WarmPython", "begin", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share",
            "start_server")
@@ -303,11 +303,19 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
     sys.argv = ["-c", *arguments]
     try:
         exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+    except (Exception, KeyboardInterrupt):
+        _end_with_traceback()
     finally:
         # An interpreter of its own ends so; one of multiprocessing's leaves the second out.
         _leave_operators()
         threading._shutdown()  # type: ignore[attr-defined]  # there is no public way
         atexit._run_exitfuncs()
+
+
+def _end_with_traceback() -> NoReturn:
+    """Show the error before functions run that are registered for the end, as an interpreter of its own does."""
+    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+    sys.exit(1)
 
 
 def _leave_operators() -> None:
