@@ -41,6 +41,20 @@ def test_generate(
     publish(comparison.speed, comparison.details)
 
 
+def test_generate_compiled(
+    compare: Callable[..., Any], publish: Callable[..., None], model: GPT2LMHeadModel, server_address: str
+) -> None:
+    torch._dynamo.reset()
+    djinn.init(server=server_address)
+    there, prompt = copy.deepcopy(model).to(DEVICE), PROMPT.to(DEVICE)
+    there.forward = torch.compile(there.forward, backend="djinn")
+    static = {"cache_implementation": "static", "disable_compile": True}
+    for _ in range(2):
+        assert torch.equal(generated(there, prompt, **static), generated(model, PROMPT, **static))
+    comparison = compare(lambda: generated(model, PROMPT, **static), lambda: generated(there, prompt, **static))
+    publish(comparison.speed, comparison.details)
+
+
 @pytest.fixture(scope="module")
 def traffic() -> dict[str, float]:
     """What was counted over calls after the first, a token; filled by the first benchmark that needs it."""
