@@ -60,9 +60,7 @@ def _adapt_transformers(module: Any) -> None:
     load = getattr(model, "_load_pretrained_model", None)
     if load is not None:
         model._load_pretrained_model = staticmethod(_loading_checkpoint(load))
-        for name, replacement in (("get_hf_quantizer", _noting_target), ("_get_resolved_checkpoint_files", _finding)):
-            if hasattr(module, name):
-                setattr(module, name, replacement(getattr(module, name)))
+        _replace(module, get_hf_quantizer=_noting_target, _get_resolved_checkpoint_files=_finding)
 
 
 def _adapt_diffusers(module: Any) -> None:
@@ -70,9 +68,14 @@ def _adapt_diffusers(module: Any) -> None:
     load = vars(model).get("from_pretrained") if model is not None else None
     if isinstance(load, classmethod):
         model.from_pretrained = classmethod(_noting_device_map(load.__func__))
-        for name, replacement in (("_get_model_file", _finding_file), ("_get_checkpoint_shard_files", _finding_shards)):
-            if hasattr(module, name):
-                setattr(module, name, replacement(getattr(module, name)))
+        _replace(module, _get_model_file=_finding_file, _get_checkpoint_shard_files=_finding_shards)
+
+
+def _replace(module: Any, **replacements: Callable[[Any], Any]) -> None:
+    """Replace functions of a module, by name, where this release of the library has them."""
+    for name, replacement in replacements.items():
+        if hasattr(module, name):
+            setattr(module, name, replacement(getattr(module, name)))
 
 
 def _adapt_pipelines(module: Any) -> None:
