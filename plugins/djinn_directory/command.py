@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
 import ssl
 import sys
@@ -31,8 +30,6 @@ __all__ = ("directory",)
 USAGE_ERROR = 2
 MIN_KEY_CHARACTERS = 16
 MAX_TOKEN_CHARACTERS = 4096
-_ENDS = (signal.SIGTERM, signal.SIGINT)
-"""Signals that end it."""
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 _log = logging.getLogger("djinn.directory")
 
@@ -169,10 +166,11 @@ def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Ca
     """Answer until a signal arrives, or until the parent has ended."""
     import anyio
     from anyio.abc import SocketListener
+    from djinn_lib_cluster.ending import ending_signals
     from djinn_lib_server.parents import await_parent_end
 
     async def run() -> None:
-        with anyio.open_signal_receiver(*_ENDS) as signals:
+        with ending_signals() as signals:
             async with anyio.create_task_group() as tasks:
                 async def await_parent() -> None:
                     await await_parent_end(parent)
@@ -190,5 +188,3 @@ def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Ca
                     break
 
     anyio.run(run)
-    for number in _ENDS:  # it is ending already, and its status is to say so
-        signal.signal(number, signal.SIG_IGN)

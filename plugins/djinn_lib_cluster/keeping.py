@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
+from djinn_lib_cluster.ending import ending_signals
 from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
 from djinn_lib_cluster.records import KeeperRecord, ProgramRecord, Records, born, has_group
 
@@ -227,6 +228,8 @@ def keep(records: Records, spec: ClusterSpec, *, announce: Callable[[], object] 
          before: KeeperRecord | None = None) -> None:
     """Run programs until SIGTERM or SIGINT asks to stop, and until all have ended. A second signal is for haste.
 
+    Afterwards both are ignored.
+
     Args:
         records: Where their states and logs go.
         spec: The programs.
@@ -248,7 +251,7 @@ def keep(records: Records, spec: ClusterSpec, *, announce: Callable[[], object] 
 
 
 async def _heed(kept: KeptPrograms) -> None:
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with ending_signals() as signals:
         async for _ in signals:
             kept.stop()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from support.models.gpt2 import PROMPT, generated, gpt2
 from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until, when
 from support.servers.serving import has_ended, workers_of
 from support.servers.slurm import Slurm
+from support.servers.slurm_commands import ENDED
 
 import djinn
 from djinn.errors import ConfigurationError
@@ -118,6 +121,18 @@ def test_a_program_is_started_again_after_the_end_of_its_time_and_of_its_node(
     os.kill(int(slurm.jobs[1].get("pid")), signal.SIGKILL)
     failed = when(engine, lambda report: report.state == "failed")
     assert "its job 1 has ended, FAILED: " in failed.problem
+
+
+def test_signals_at_its_end_do_not_change_the_status_of_a_job(engine: Engine, slurm: Slurm) -> None:
+    engine.start(ClusterSpec("lab", (program("server-0"),)))
+    when(engine, serves)
+    pid = int(slurm.jobs[1].get("pid"))
+    with contextlib.suppress(ProcessLookupError):
+        while not has_ended(pid):
+            os.kill(pid, signal.SIGTERM)
+            time.sleep(0.001)
+    wait_until(lambda: slurm.states()[0] in ENDED, "the job does not end")
+    assert slurm.states() == ["COMPLETED"]
 
 
 def test_jobs_get_what_the_environment_of_sbatch_says(engine: Engine, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
