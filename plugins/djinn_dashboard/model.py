@@ -8,15 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import attrs
-from djinn_lib_server.kinds.metrics import MetricsSource, TenantTotals
+from djinn_lib_server.kinds.metrics import MemoryKind, MetricsSource, TenantTotals
 
 from djinn.errors import ConfigurationError, DjinnError, RefusedError
 from djinn.ir.phase import ExecutionPhase
 
-__all__ = ("EVERY_S", "ServerModel")
+__all__ = ("EVERY_S", "ServerModel", "needs_token")
 
 EVERY_S = 2.0
 """Time between two samples."""
@@ -72,13 +72,12 @@ class ServerModel:
     def state(self, secret: str) -> dict[str, Any]:
         """Return the content of the page; see `DashboardModel.state`."""
         is_operator = self._is_operator(secret)
-        tenant = None if is_operator else self._source.tenant_of(secret)
+        tenant = None if is_operator else self._tenant_of(secret)
         totals = {label: found for label, found in sorted(self._source.totals().items()) if tenant in (None, label)}
         not_ready = self._source.why_not_ready()
         sessions = [row for row in self._rows() if tenant in (None, row["tenant"])]
         return {
-            "about": f"{self._source.address} · djinn {self._source.version} · up "
-                     f"{(self._clock() - self._began_s) / 60:.0f} min",
+            "about": f"{self._source.address} · djinn {self._source.version}", "up_s": self._clock() - self._began_s,
             "problem": not_ready, "is_operator": is_operator, "can_drain": True,
             "charts": list(self._charts(tenant)),
             "tables": [_tenants(totals), _memory(totals), _sessions(sessions), _programs(totals)]}
@@ -98,6 +97,13 @@ class ServerModel:
 
     def _is_operator(self, secret: str) -> bool:
         return hmac.compare_digest(secret.encode("utf-8", "surrogateescape"), self._key)
+
+    def _tenant_of(self, secret: str) -> str:
+        tenant = self._source.tenant_of(secret)
+        # A server that needs no token accepts any, also a mistyped key.
+        if secret and not needs_token(self._source) and tenant == self._source.tenant_of(""):
+            raise RefusedError("This is not the operator's key.", hint="The server's log names the file with the key.")
+        return tenant
 
     def _rows(self) -> list[dict[str, Any]]:
         with self._lock:
@@ -119,10 +125,19 @@ class ServerModel:
         seconds = samples[-1][0] - samples[0][0] if samples else 0.0
         for title, how, values in (
                 ("Requests", "rate", [rate[0] for rate in rates]), ("Bytes", "byte_rate", [rate[1] for rate in rates]),
-                ("Device", "part", [rate[2] / 1e9 for rate in rates]),
+                ("Device busy", "part", [rate[2] / 1e9 for rate in rates]),
                 ("Held by sessions", "bytes", [sums[3] for _, sums in samples]),
                 ("Sessions", "count", [sums[4] for _, sums in samples])):
             yield {"title": title, "format": how, "seconds": seconds, "values": values}
+
+
+def needs_token(source: MetricsSource) -> bool:
+    """Return whether clients of a server need a token."""
+    try:
+        source.tenant_of("")
+    except RefusedError:
+        return True
+    return False
 
 
 def _column(title: str, how: str = "count", *, is_problem: bool = False) -> dict[str, Any]:
@@ -145,32 +160,36 @@ def _tenants(totals: Mapping[str, TenantTotals]) -> dict[str, Any]:
         counts, amounts = found.counts, found.amounts
         requests = sum(counts.requests.values())
         rows.append({"cells": [
-            _name(label), found.workers, amounts.sessions, amounts.handles, amounts.held_bytes, found.limit_bytes,
-            amounts.kept_bytes, amounts.shared_bytes, requests, requests - counts.requests.get("ok", 0),
-            sum(counts.rejections.values()),
+            _name(label), found.workers, amounts.sessions, amounts.handles, amounts.held_bytes,
+            found.limit_bytes or None, amounts.kept_bytes, amounts.shared_bytes, requests,
+            requests - counts.requests.get("ok", 0), sum(counts.rejections.values()),
             counts.received_bytes, counts.sent_bytes, counts.device_ns / 1e9, counts.wait_ns / 1e9,
             sum(found.restarts.values())]})
     return {"id": "tenants", "title": "Tenants", "columns": columns, "rows": rows}
 
 
 def _memory(totals: Mapping[str, TenantTotals]) -> dict[str, Any]:
-    rows = [{"cells": [_name(label), kind.replace("_", " "), size]} for label, found in totals.items()
-            for kind, size in sorted(found.amounts.memory.items()) if size]
-    return {"id": "memory", "title": "Memory by role",
-            "columns": [_column("tenant", "text"), _column("role", "text"), _column("bytes", "bytes")], "rows": rows}
+    memory = {label: found.amounts.memory for label, found in totals.items() if any(found.amounts.memory.values())}
+    kinds = [kind for kind in get_args(MemoryKind) if any(sizes.get(kind) for sizes in memory.values())]
+    rows = [{"cells": [_name(label), *(sizes.get(kind, 0) for kind in kinds)]} for label, sizes in memory.items()]
+    return {"id": "memory", "title": "Memory by role", "rows": rows,
+            "columns": [_column("tenant", "text"), *(_column(kind.replace("_", " "), "bytes") for kind in kinds)]}
 
 
 def _sessions(found: list[dict[str, Any]]) -> dict[str, Any]:
     columns = [_column("session", "text"), _column("tenant", "text"), _column("client", "text"),
                _column("age", "seconds"), _column("idle", "seconds"), _column("queued programs"),
                _column("running for", "seconds"), _column("held", "bytes"), _column("values"),
-               _column("state", "text", is_problem=True)]
+               _column("name", "text"), _column("stays for", "seconds"), _column("state", "text", is_problem=True)]
     rows = []
     for row in found:
         name = row["session"]
+        # Of a worker that does not answer, nothing else is known.
+        known = [row["age_s"], row["idle_s"], row["queued"]] if row["answers"] else [None] * 3
+        held = [row["held_bytes"], row["values"]] if row["answers"] else [None] * 2
         rows.append({
-            "cells": [name[:8], _name(row["tenant"]), row["peer"], row["age_s"], row["idle_s"], row["queued"],
-                      row["running_s"], row["held_bytes"], row["values"],
+            "cells": [name[:8], _name(row["tenant"]), row["peer"] or None, *known, row["running_s"] or None,
+                      *held, row["name"] or None, row["left_s"] or None,
                       "" if row["answers"] else "its worker does not answer"],
             "action": {"title": "End", "name": "end", "target": name, "question": f"End the session {name[:8]}?"}
             if name else None})

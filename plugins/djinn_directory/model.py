@@ -90,7 +90,7 @@ def _charts(samples: list[tuple[float, int, int, int]]) -> Iterator[dict[str, An
 
 
 def _table(servers: list[ListedServer]) -> dict[str, Any]:
-    rows = [{"cells": [server.address, load.problem, load.sessions, load.held_bytes, load.limit_bytes,
+    rows = [{"cells": [server.address, load.problem, load.sessions, load.held_bytes, load.limit_bytes or None,
                        ", ".join(load.models[::2])],
              "action": {"title": "Drain", "name": "drain", "target": server.address,
                         "question": f"Let {server.address} refuse new sessions, and end after the last one?"}}

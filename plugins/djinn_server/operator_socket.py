@@ -185,7 +185,9 @@ class OperatorSocket:
             if handler is None:
                 raise ProtocolError(f"There is no command {request.command[:40]!r}.",
                                     hint="Use the djinn release of the server.")
-            _log.info("the operator asks: %s", request.command)
+            # The dashboard asks for the sessions each second.
+            level = logging.DEBUG if request.command == "sessions" else logging.INFO
+            _log.log(level, "the operator asks: %s", request.command)
             return _Answer(await handler(request.arguments))
         except DjinnError as error:
             return _Answer(problem=_Problem(error.code, error.summary, error.hint))

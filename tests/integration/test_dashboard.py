@@ -177,8 +177,11 @@ def test_a_browser_shows_it_live(served: Served, tmp_path: Path) -> None:
             torch.ones(2, device="remote_accelerator:0").sum().item()
             wait_until(lambda: "bob" in page.texts("#sessions td"))
             wait_until(lambda: "bob" in page.texts("#programs td"))
-            assert page.texts("#sessions button") == ["End"]
-            page.value("window.confirm = () => true; document.querySelector('#sessions button').click()")
+            assert page.texts("#sessions td button") == ["End"]
+            page.value("document.querySelector('#sessions td button').focus()")
+            page.requests.clear()
+            wait_until(lambda: page.value("document.activeElement.textContent") == "End" and len(page.requests) > 2)
+            page.value("window.confirm = () => true; document.querySelector('#sessions td button').click()")
             wait_until(lambda: page.texts("#said")[0].endswith("has ended."))
         finally:
             djinn.shutdown()
@@ -251,11 +254,47 @@ def test_charts_show_the_rates_between_samples_of_those_that_are_seen() -> None:
         model.sample()
         clock[0] += 2.0
     own = {chart["title"]: chart["values"] for chart in model.state("")["charts"]}
-    assert (own["Requests"], own["Device"], own["Sessions"]) == ([10.0, 0.0], [1.0, 0.0], [2, 2, 2])
+    assert (own["Requests"], own["Device busy"], own["Sessions"]) == ([10.0, 0.0], [1.0, 0.0], [2, 2, 2])
     everything = {chart["title"]: chart["values"] for chart in model.state("the operator's key")["charts"]}
     assert (everything["Requests"], everything["Held by sessions"]) == ([10010.0, 0.0], [10, 10, 10])
     with pytest.raises(DjinnError, match="no command"):
         model.act("the operator's key", "explode", "")
+
+
+class OpenServer(FakeServer):
+    """A server that needs no token; any is right."""
+
+    def tenant_of(self, token: str) -> str:
+        return ""
+
+
+def test_an_open_server_takes_the_key_and_no_mistyped_one_and_its_page_stands_hostile_names(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=\"document.title='run'\">"
+    server = OpenServer({name: TenantTotals(amounts=Amounts(held_bytes=held), limit_bytes=limit)
+                         for name, held, limit in (("ann", 2, 0), (hostile, 9, 7), ("bob", 5, 7))})
+    output: Any = Dashboards().open(ServeOptions(dashboard=DashboardOptions(0, key=str(tmp_path / "key"))), server)
+    output.start()
+    with browser(tmp_path / "profile") as page:
+        try:
+            page.call("Page.navigate", url=output.page)
+            for key in ("mistyped", (tmp_path / "key").read_text().strip()):
+                wait_until(lambda: page.value("!!document.querySelector('#enter:not([hidden]), #leave:not([hidden])')"))
+                page.value("if (document.querySelector('#enter').hidden) document.querySelector('#leave').click()")
+                page.type(key)
+                page.press("Enter")
+                if key == "mistyped":
+                    wait_until(lambda: page.texts("#problem")[0].startswith("This is not the operator's key."))
+                    assert page.texts("td") == []
+            wait_until(lambda: page.texts("#tenants td:first-child") == [hostile, "ann", "bob"])
+            assert page.texts("#tenants td:nth-child(6)") == ["7 B", "\u2013", "7 B"]
+            for order in ([hostile, "bob", "ann"], ["ann", "bob", hostile], [hostile, "ann", "bob"]):
+                page.point_at("#tenants th:nth-child(5) button", click=True)
+                wait_until(lambda order=order: page.texts("#tenants td:first-child") == order)  # type: ignore[misc]
+            assert page.value("document.title").startswith("djinn")
+        finally:
+            output.stop()
+        wait_until(lambda: "does not answer" in page.texts("#problem")[0])
+        assert page.value("document.querySelector('main.old') !== null")
 
 
 def test_the_operator_drains_the_server(tmp_path: Path) -> None:
