@@ -258,11 +258,14 @@ class Fleet:
                 "bytes_transferred": self.transferred_bytes}
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[int, list[Slot]], list[Any]]) -> list[Any]:
-        """Ask every executor for its values. All commands are submitted first: an executor may wait for another."""
-        self._submit()
+        """Ask every executor for its values. All commands are submitted first: an executor may wait for another.
+
+        If one has all values, its commands travel with the question, which it can then answer early.
+        """
         groups: dict[int, list[int]] = {}
         for position, slot in enumerate(slots):
             groups.setdefault(self._home_of(slot), []).append(position)
+        self._submit(but=next(iter(groups)) if len(groups) == 1 else None)
         made: list[Any] = [None] * len(slots)
         for executor, positions in groups.items():
             answers = ask(executor, [slots[position] for position in positions])
@@ -283,9 +286,12 @@ class Fleet:
             return self._drawn_at
         return 0 if device is None else device.index or 0
 
-    def _submit(self) -> None:
-        for link in self.executors:
-            self._submit_to(link)
+    def _submit(self, but: int | None = None) -> None:
+        for executor, link in enumerate(self.executors):
+            if executor != but:
+                self._submit_to(link)
+        if but is not None and self._interrupt is not None:
+            self._submit_to(self.executors[but])
         self._raise_interrupt()
 
     def _submit_to(self, link: SingleBackend) -> None:

@@ -97,6 +97,40 @@ def test_a_metric_waits_only_for_a_size_and_its_value(name: str) -> None:
     assert (updated, djinn.stats()["round_trips"]) == (0, 1 if name == "R2Score" else 2)
 
 
+@pytest.mark.parametrize(("name", "most"), [("MulticlassAUROC", 3 * 4), ("MulticlassAveragePrecision", 2 * 4)])
+def test_a_metric_of_curves_waits_for_sizes_of_each_class(name: str, most: int) -> None:
+    import torchmetrics.classification
+
+    metric = getattr(torchmetrics.classification, name)(4).to(DEVICE)
+    for _ in range(4):
+        metric.reset()
+        guesses, truth = torch.randn(16, 4).softmax(-1).to(DEVICE), torch.randint(4, (16,)).to(DEVICE)
+        djinn.synchronize()
+        djinn.reset_stats()
+        metric.update(guesses, truth)
+        metric.compute().tolist()
+    assert djinn.stats()["round_trips"] <= most
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("BinaryAUROC", 1), ("BinaryAveragePrecision", 1), ("MulticlassAUROC", 3), ("MulticlassAveragePrecision", 3)])
+def test_a_metric_with_thresholds_waits_once_an_update(name: str, value: int) -> None:
+    import torchmetrics.classification
+
+    is_binary = name.startswith("Binary")
+    metric = getattr(torchmetrics.classification, name)(*() if is_binary else (4,), thresholds=20).to(DEVICE)
+    for _ in range(2):
+        metric.reset()
+        guesses = torch.randn(*(16,) if is_binary else (16, 4)).to(DEVICE)
+        truth = (torch.arange(16) % (2 if is_binary else 4)).to(DEVICE)
+        djinn.synchronize()
+        djinn.reset_stats()
+        metric.update(guesses, truth)
+        updated = djinn.stats()["round_trips"]
+        metric.compute().tolist()
+    assert (updated, djinn.stats()["round_trips"]) == (1, 1 + value)
+
+
 @pytest.mark.parametrize("name", ["MulticlassAccuracy", "MulticlassF1Score", "MulticlassConfusionMatrix"])
 def test_a_metric_waits_once_an_update_and_once_for_its_value(name: str) -> None:
     import torchmetrics.classification
