@@ -79,8 +79,7 @@ class SlurmEngine:
                 jobs.programs.append(_Submitted(program.name, self._submit(spec, program, folder)))
                 self._write(jobs)
         except BaseException:
-            if jobs.programs:
-                cancel(jobs.numbers)
+            cancel(jobs.numbers)
             self._remove()
             raise
 
@@ -131,9 +130,9 @@ class SlurmEngine:
             left = self._left(jobs)
             if not left:
                 break
-            if waiting := [job for job, state in left.items() if state.is_waiting]:
-                cancel(waiting)
-            said = cancel(list(left), *options)
+            # For a suspended job, `scancel --signal` tries again for a minute and a half, and then fails.
+            waiting = [job for job, state in left.items() if state.is_waiting]
+            said = " ".join([cancel(waiting), cancel([job for job in left if job not in waiting], *options)]).strip()
             self._await_end(jobs, max(patience_s, APART_S))
         if left := self._left(jobs):
             raise ConfigurationError(

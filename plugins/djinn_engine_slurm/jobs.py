@@ -27,7 +27,8 @@ _ENDED = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT"})
 _WAITING = frozenset({
-    "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+    "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "STOPPED",
+    "SUSPENDED"})
 _ASKS_FOR_GPUS = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES")
 _NODE = ("import sys; from djinn_start import postpone; postpone('djinn'); "
          "from djinn_engine_slurm.node import main; main(sys.argv[1])")
@@ -55,7 +56,7 @@ class JobState:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job has not begun."""
+        """Whether the job has not begun, or does not continue at present."""
         return self.name in _WAITING
 
 
@@ -131,7 +132,8 @@ def cancel(jobs: Sequence[int], *options: str) -> str:
         Why that was not possible; empty if it was.
     """
     try:
-        run_command(["scancel", *options, *map(str, jobs)])
+        if jobs:
+            run_command(["scancel", *options, *map(str, jobs)])
     except ConfigurationError as error:
         return error.summary
     return ""

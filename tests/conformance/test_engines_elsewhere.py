@@ -9,7 +9,7 @@ import pytest
 from djinn_conformance import specs
 from support.servers.kubernetes import Kubernetes
 from support.servers.ray_nodes import RayNodes
-from support.servers.slurm import Slurm
+from support.servers.slurm import SYSTEMS, slurm_of
 
 _PLUGIN = """
 from djinn.hookspecs import hookimpl
@@ -34,8 +34,9 @@ def keeps_its_laws(kit: Any, name: str, module: str, factory: str, **environment
     assert outcome.laws[f"{name}-here"] == {law.id: "passed" for law in specs.kind_spec("engine").laws}
 
 
-def test_slurm_keeps_the_laws_of_engines(kit: Any, tmp_path: Path) -> None:
-    slurm = Slurm(tmp_path / "slurm")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_slurm_keeps_the_laws_of_engines(system: str, kit: Any, tmp_path: Path) -> None:
+    slurm = slurm_of(system, tmp_path / "slurm")
     keeps_its_laws(kit, "slurm", "djinn_engine_slurm.engine", "SlurmEngines", PATH=slurm.path)
     assert set(slurm.states()) <= {"COMPLETED", "CANCELLED"}
 

@@ -20,6 +20,7 @@ import djinn
 
 pytest.importorskip("ray", reason="needs Ray: python3 -m pip install -c constraints.txt ray")
 
+pytestmark = pytest.mark.timeout(1200)
 UP_S = 400.0
 UP = ("cluster", "up", "--engine", "ray", "--servers", "2", "--name", "lab", "--dashboard-port", "0", "--", "--threads",
       "1")

@@ -1,4 +1,8 @@
-"""``djinn cluster up --engine slurm``, on stand-ins for Slurm's commands: jobs that are processes of this machine."""
+"""``djinn cluster up --engine slurm``, on stand-ins for Slurm's commands: jobs that are processes of this machine.
+
+With ``DJINN_TEST_SLURM=1``, those tests that can use Slurm itself do so, too. It has one node, this machine, with two
+GPUs, and this user is its operator. With ``cred_expire=20`` in ``AuthInfo``, jobs begin again sooner.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,16 +22,18 @@ from djinn_conformance.certificates import certificates
 from djinn_engine_slurm.engine import SlurmEngines
 from djinn_engine_slurm.node import SPEC
 from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
+from djinn_lib_cluster.records import Records
 from support.models.gpt2 import PROMPT, generated, gpt2
 from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until, when
 from support.servers.serving import has_ended, workers_of
-from support.servers.slurm import Slurm
+from support.servers.slurm import SYSTEMS, Slurm, slurm_of
 from support.servers.slurm_commands import ENDED
 
 import djinn
 from djinn.errors import ConfigurationError
 
 AUTHORITY = certificates().authority
+on_slurm_too = pytest.mark.parametrize("system", SYSTEMS)
 SERVES = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -45,29 +52,42 @@ def serves(report: ProgramReport) -> bool:
     return report.state == "serving"
 
 
+def keeper_of(folder: Path) -> int:
+    keeper = Records(folder / "engine" / "server-0").read()
+    assert keeper is not None
+    return keeper.pid
+
+
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    made = Slurm(tmp_path / "slurm")
+def system() -> str:
+    return "stand-in"
+
+
+@pytest.fixture
+def slurm(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = slurm_of(system, tmp_path / "slurm")
     monkeypatch.setenv("PATH", made.path)
     return made
 
 
 @pytest.fixture
-def engine(slurm: Slurm, tmp_path: Path) -> Iterator[Engine]:
+def engine(slurm: Any, tmp_path: Path) -> Iterator[Engine]:
     made = SlurmEngines().open(tmp_path / "engine")
     yield made
     made.stop(0)
     assert set(slurm.states()) <= {"COMPLETED", "CANCELLED", "FAILED"}
+    assert not slurm.has_refused
     assert list((tmp_path / "engine").iterdir()) == []
 
 
 @pytest.fixture
-def clusters(slurm: Slurm, tmp_path: Path) -> Iterator[Clusters]:
+def clusters(slurm: Any, tmp_path: Path) -> Iterator[Clusters]:
     with Clusters(tmp_path, PATH=slurm.path, DJINN_TLS_CA=AUTHORITY).ended() as made:
         yield made
 
 
-def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clusters, slurm: Slurm) -> None:
+@on_slurm_too
+def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clusters, slurm: Any) -> None:
     done = clusters.run("cluster", "up", "--engine", "slurm", "--name", "lab", "--dashboard-port", "0", "--",
                         "--threads", "1", "--tls-cert", certificates().server)
     assert done.returncode == 0, done.stderr
@@ -75,7 +95,7 @@ def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clus
     directory, before = clusters.programs()
     assert [(each["name"], each["state"], each["restarts"]) for each in (directory, before)] == [
         ("directory", "serving", 0), ("server-0", "serving", 0)]
-    assert [job.get("job-name") for job in slurm.jobs.values()] == ["djinn-lab-directory", "djinn-lab-server-0"]
+    assert slurm.names() == ["djinn-lab-directory", "djinn-lab-server-0"]
     address = clusters.folder / "lab" / "address"
     assert address.read_text().strip() == directory["address"]
     model = gpt2(**MODEL)
@@ -105,28 +125,44 @@ def test_a_session_outlives_its_server_which_its_job_starts_again(clusters: Clus
     assert (slurm.states(), list(clusters.folder.iterdir())) == (["COMPLETED", "COMPLETED"], [])
 
 
+@on_slurm_too
 def test_a_program_is_started_again_after_the_end_of_its_time_and_of_its_node(
-        engine: Engine, slurm: Slurm, tmp_path: Path) -> None:
-    with slurm.during("held"):
-        engine.start(ClusterSpec("lab", (program("server-0", 2, DJINN_SAMPLE="secret"),)))
-        assert engine.programs() == [ProgramReport("server-0", "starting", place="job 1, PENDING (Resources)")]
+        engine: Engine, slurm: Any, tmp_path: Path) -> None:
+    engine.start(ClusterSpec("lab", (program("server-0", 2, DJINN_SAMPLE="secret"),)))
+    (job,) = slurm.jobs
     first = when(engine, serves)
     assert (first.address, first.restarts, first.problem) == ("tcp://here:1", 0, "")
     assert not [path for path in tmp_path.rglob("*") if path.name in (SPEC, "script") and "secret" in path.read_text()]
     for restarts, event in enumerate((slurm.warn, slurm.fail_node), 1):
-        event(1)
+        event(job)
         report = when(engine, lambda report, restarts=restarts: serves(report) and report.restarts == restarts)
         assert report.problem
         assert engine.logs("server-0", 10) == (restarts + 1) * ["0,1 secret"]
-    os.kill(int(slurm.jobs[1].get("pid")), signal.SIGKILL)
+    os.kill(keeper_of(tmp_path), signal.SIGKILL)
     failed = when(engine, lambda report: report.state == "failed")
-    assert "its job 1 has ended, FAILED: " in failed.problem
+    assert f"its job {job} has ended, FAILED: " in failed.problem
 
 
-def test_signals_at_its_end_do_not_change_the_status_of_a_job(engine: Engine, slurm: Slurm) -> None:
+@on_slurm_too
+def test_a_suspended_job_is_reported_and_ended(engine: Engine, slurm: Any) -> None:
     engine.start(ClusterSpec("lab", (program("server-0"),)))
     when(engine, serves)
-    pid = int(slurm.jobs[1].get("pid"))
+    (job,) = slurm.jobs
+    with slurm.suspended(job):
+        suspended = when(engine, lambda report: report.state != "serving")
+        assert suspended == ProgramReport("server-0", "starting", place=f"job {job}, SUSPENDED (None)")
+    when(engine, serves)
+    with slurm.suspended(job):
+        when(engine, lambda report: not serves(report))
+        engine.stop(60)
+        assert slurm.states() == ["CANCELLED"]
+
+
+@on_slurm_too
+def test_signals_at_its_end_do_not_change_the_status_of_a_job(engine: Engine, slurm: Any, tmp_path: Path) -> None:
+    engine.start(ClusterSpec("lab", (program("server-0"),)))
+    when(engine, serves)
+    pid = keeper_of(tmp_path)
     with contextlib.suppress(ProcessLookupError):
         while not has_ended(pid):
             os.kill(pid, signal.SIGTERM)
@@ -143,6 +179,7 @@ def test_jobs_get_what_the_environment_of_sbatch_says(engine: Engine, slurm: Slu
         engine.start(ClusterSpec("lab", (program("server-0", 1), program("server-1"))))
         assert [(job.get("SBATCH_PARTITION"), job.get("gres"), job.get("SBATCH_GRES")) for job in slurm.jobs.values()
                 ] == [("quick", "", "gpu:a100:1"), ("quick", "", "")]
+        assert engine.programs()[0] == ProgramReport("server-0", "starting", place="job 1, PENDING (Resources)")
         engine.stop(60)
     assert slurm.states() == ["CANCELLED", "CANCELLED"]
 

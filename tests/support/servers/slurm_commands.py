@@ -19,6 +19,7 @@ TICK_S = 0.02
 KILL_WAIT_S = 1.0
 NODE = os.uname().nodename.partition(".")[0]
 ENDED = {"CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL"}
+ENDS = ("node-failed", "cancelled", "requeued")
 _SUBREAPER = 36
 
 
@@ -98,13 +99,12 @@ def sbatch(folder: Path, arguments: list[str]) -> None:
     if os.fork():
         return
     detach()
-    restarts = 0
-    while attend(job, folder, restarts):
-        restarts += 1
+    while attend(job, folder):
+        pass
     os._exit(0)
 
 
-def attend(job: Job, folder: Path, restarts: int) -> bool:
+def attend(job: Job, folder: Path) -> bool:
     """Run a job once; return whether it is put into the queue again."""
     import subprocess
 
@@ -114,8 +114,7 @@ def attend(job: Job, folder: Path, restarts: int) -> bool:
             job.put("state", "CANCELLED")
             return False
         time.sleep(TICK_S)
-    environment = os.environ | {"SLURM_JOB_ID": str(job.number), "SLURMD_NODENAME": NODE,
-                                "SLURM_RESTART_COUNT": str(restarts)}
+    environment = os.environ | {"SLURM_JOB_ID": str(job.number), "SLURMD_NODENAME": NODE}
     if gpus := job.get("gres").removeprefix("gpu:"):
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(int(gpus))))
     with Path(job.get("output").replace("%%", "%")).open("ab") as output:
@@ -123,12 +122,14 @@ def attend(job: Job, folder: Path, restarts: int) -> bool:
                                    env=environment, start_new_session=True)
     job.put("pid", process.pid)
     job.put("state", "RUNNING")
-    has_failed = is_cancelled = False
-    while process.poll() is None and not (has_failed or is_cancelled):
+    end = ""
+    while process.poll() is None and not end:
         time.sleep(TICK_S)
-        has_failed, is_cancelled = job.takes("node-failed"), job.takes("cancelled")
-    if is_cancelled:
+        end = next(filter(job.takes, ENDS), "")
+        suspend(job)
+    if end in ("cancelled", "requeued"):
         deadline = time.monotonic() + KILL_WAIT_S
+        kill(signal.SIGCONT)
         kill(signal.SIGTERM)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(TICK_S)
@@ -136,10 +137,18 @@ def attend(job: Job, folder: Path, restarts: int) -> bool:
     kill(signal.SIGKILL)
     status = process.wait()
     reap()
-    if not is_cancelled and (job.takes("requeued") or has_failed):
+    if end in ("requeued", "node-failed") or (not end and job.takes("requeued")):
         return True
-    job.put("state", "CANCELLED" if is_cancelled else "FAILED" if status else "COMPLETED")
+    job.put("state", "CANCELLED" if end else "FAILED" if status else "COMPLETED")
     return False
+
+
+def suspend(job: Job) -> None:
+    """Suspend a running job, or resume it, as the file ``suspended`` says."""
+    wanted = "SUSPENDED" if (job.folder / "suspended").exists() else "RUNNING"
+    if job.state != wanted:
+        kill(signal.SIGSTOP if wanted == "SUSPENDED" else signal.SIGCONT)
+        job.put("state", wanted)
 
 
 def detach() -> None:
@@ -196,15 +205,18 @@ def scancel(folder: Path, arguments: list[str]) -> None:
     failed = False
     for number in map(int, others):
         job = jobs_of(folder).get(number)
-        if job is None or job.state in ENDED:
-            print(f"scancel: error: Kill job error on job id {number}: Job/step already completing or completed",
-                  file=sys.stderr)
-            failed = True
-        elif "signal" not in options:
-            job.put("cancelled", "")
-        elif job.state == "RUNNING" and "batch" in options:
+        if "signal" not in options:
+            if job is not None and job.state not in ENDED:
+                job.put("cancelled", "")
+        elif job is not None and job.state == "RUNNING" and "batch" in options:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(job.get("pid")), getattr(signal, f"SIG{options['signal']}"))
+        elif job is None or job.state != "COMPLETING":
+            # Slurm tries it again for a minute and a half if the job is suspended.
+            print(f"scancel: error: Kill job error on job id {number}: Job can not be altered now, try again later",
+                  file=sys.stderr)
+            (folder / "refused").touch()
+            failed = True
     sys.exit(failed)
 
 
