@@ -29,7 +29,7 @@ from djinn_lib_service.kinds.executor import (
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
-from djinn_lib_service.speculation import RunAhead, Speculator
+from djinn_lib_service.speculation import FEW_AHEAD, RunAhead, Speculator
 from djinn_lib_service.turns import Turns
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
@@ -213,7 +213,7 @@ class ProgramRuns:
         """Run the program that is most likely to be requested next; return whether there was one."""
         try:
             with self._turn():
-                return self._ahead.go(self._table.get, self._computed_ahead)
+                return self._ahead.go(self._table.get, self._computed_ahead, self._table.held_bytes)
         except DjinnError:
             # There are no turns for it any more.
             return False
@@ -262,7 +262,8 @@ class ProgramRuns:
         except Exception as error:  # noqa: BLE001  # not requested yet: the request will fail again and report it
             failures.append(error)
         if not (failures or given):
-            return RunAhead(run, outputs, state, undos[0] if undos else None)
+            new_bytes = self._table.added_bytes(outputs) if len(self._ahead) >= FEW_AHEAD else 0
+            return RunAhead(run, outputs, new_bytes, state, undos[0] if undos else None)
         for undo in undos:
             undo.restore()
         if state is not None:

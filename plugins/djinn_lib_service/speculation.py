@@ -29,7 +29,14 @@ CONFIDENT = 3
 MOST_CONFIDENT = 3 * CONFIDENT
 """Repetitions beyond this do not count: then two exceptions, such as the ends of loops, do not end the confidence."""
 MAX_AHEAD = 32
-"""Most runs that can be ahead. They use as much memory as the same runs would after a request."""
+"""Most runs that can be ahead."""
+FEW_AHEAD = 4
+"""Runs that can be ahead whatever their results need. Further ones are measured when they run."""
+MIN_RESULT_BYTES = 2 * 2**20
+RESULT_SHARE = 4
+"""No program runs ahead while the measured runs have new results of so many bytes, or of a quarter of what the session
+holds, if that is more: each round of a text copies its small caches.
+"""
 MAX_UNDO_BYTES = 64 * 2**20
 """Most bytes that are kept because runs ahead have overwritten them."""
 MAX_RECENT = 64
@@ -43,12 +50,14 @@ class RunAhead:
     Attributes:
         run: The run.
         outputs: Its results.
+        new_bytes: Bytes of the storages that it has made for them; 0 for one of the first `FEW_AHEAD`.
         random: The state of the session's random numbers before it, if it drew some.
         undo: What it has overwritten, if it wrote to values.
     """
 
     run: Run
     outputs: list[Any]
+    new_bytes: int = 0
     random: torch.Tensor | None = None
     undo: Undo | None = None
 
@@ -268,19 +277,21 @@ class Speculator:
     def _next(self) -> tuple[int, int]:
         return self._followers.get(self._end, (0, 0))
 
-    def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], RunAhead | None]) -> bool:
+    def go(self, value_of: Callable[[int], Any], run: Callable[[Run, list[Any]], RunAhead | None],
+           held_bytes: int) -> bool:
         """Run one more program ahead, if the prediction is confident enough.
 
         Args:
             value_of: Returns the value of a handle, or ``None`` if there is none.
             run: Runs a program on values; returns ``None`` if it cannot run ahead.
+            held_bytes: Bytes that the session holds without the runs ahead.
 
         Returns:
             Whether a program was run.
         """
         before = self._end
         program, _ = self._next()
-        if not self.is_certain or len(self._ahead) >= MAX_AHEAD:
+        if not self.is_certain or len(self._ahead) >= self._most_ahead(held_bytes):
             return False
         if not self.is_repeating and any(ahead.run.program == program for ahead in self._ahead):
             return False
@@ -298,6 +309,11 @@ class Speculator:
         self._ahead.append(made)
         self._forecast.follow(expected)
         return True
+
+    def _most_ahead(self, held_bytes: int) -> int:
+        """Return how many runs may be ahead."""
+        limit_bytes = max(MIN_RESULT_BYTES, held_bytes // RESULT_SHARE)
+        return FEW_AHEAD if sum(ahead.new_bytes for ahead in self._ahead) >= limit_bytes else MAX_AHEAD
 
     def _values(self, handles: Sequence[int], value_of: Callable[[int], Any]) -> list[Any] | None:
         """Return the values of handles as they will be after the runs ahead; ``None`` if there is none for one."""

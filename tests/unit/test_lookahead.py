@@ -12,7 +12,7 @@ import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.delta import RunPredictor
 from djinn_lib_service.service import SessionService
-from djinn_lib_service.speculation import CONFIDENT
+from djinn_lib_service.speculation import CONFIDENT, FEW_AHEAD, MAX_AHEAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -114,6 +114,22 @@ def test_a_loop_is_run_ahead(side: Side, at_once: bool) -> None:
     assert misses == 0
     assert plain.service.runs_ahead == (0, 0)
     assert side.service.live_handles == plain.service.live_handles
+
+
+@pytest.mark.parametrize(("elements", "held", "least", "most"), [
+    (4, 4, MAX_AHEAD, MAX_AHEAD), (2**18, 4, FEW_AHEAD, FEW_AHEAD + 2), (2**18, 2**23, FEW_AHEAD + 2, FEW_AHEAD + 9),
+])
+def test_results_of_runs_ahead_are_few_or_a_share_of_the_memory(
+    side: Side, elements: int, held: int, least: int, most: int
+) -> None:
+    side.service.ahead.is_repeating = True
+    side.upload(1, torch.ones(elements))
+    side.upload(2, torch.ones(held))
+    for count in range(16):
+        before = (9 + count,) if count else ()
+        side.ask([Run(ADD, (9 + count if count else 1, 1), [], (10 + count,), before)])
+        assert len(side.service.ahead) <= most
+    assert len(side.service.ahead) >= least
 
 
 def loops(side: Side, lengths: Sequence[int]) -> tuple[list[float], list[tuple[int, int]]]:
