@@ -97,10 +97,10 @@ def upload_and_fetch(connection: SocketConnection, value: torch.Tensor) -> torch
     return connection.request(Batch(fetch=(1,)), ())[1][0]
 
 
-def test_what_is_generated_is_the_same_though_connections_are_reset(lenient: Any) -> None:
-    start(lenient.address)
+def test_what_is_generated_is_the_same_though_connections_are_reset(server: Any) -> None:
+    start(server.address)
     wanted = tokens(40)
-    with FaultProxy(lenient.port) as proxy:
+    with FaultProxy(server.port) as proxy:
         start(proxy.address)
         with resets(proxy, 5, seed=1, longest_s=0.1) as enough:
             assert torch.equal(tokens(40), wanted)
@@ -110,10 +110,10 @@ def test_what_is_generated_is_the_same_though_connections_are_reset(lenient: Any
         djinn.shutdown()
 
 
-def test_what_is_trained_is_the_same_though_connections_are_reset(lenient: Any) -> None:
-    start(lenient.address)
+def test_what_is_trained_is_the_same_though_connections_are_reset(server: Any) -> None:
+    start(server.address)
     wanted = trained(20)
-    with FaultProxy(lenient.port) as proxy:
+    with FaultProxy(server.port) as proxy:
         start(proxy.address)
         with resets(proxy, 5, seed=2, longest_s=0.1) as enough:
             got = trained(20, lambda step: enough.wait(0.05))

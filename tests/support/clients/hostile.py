@@ -42,7 +42,8 @@ def hostile_tenant(what: str, address: str, token: str, count: int = 1, sessions
     with tempfile.TemporaryDirectory() as folder, WarmPython(
             f"from {__name__} import main; main()", [what, address, str(count), str(sessions)],
             environment=clean_environment(**{_TOKEN: token}), log=Path(folder) / "log", has_djinn=True) as process:
-        assert process.stdout.readline() == "he has begun\n", (Path(folder) / "log").read_text()
+        said = process.stdout.readline()
+        assert said == "he has begun\n", (said, process.poll(), (Path(folder) / "log").read_text())
         yield
         process.terminate()
         assert process.wait(60) == 0
