@@ -33,7 +33,7 @@ from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
 from djinn_server.memory import memory_plugin
 from djinn_server.models import GatewayModels
-from djinn_server.operator_socket import check_path, default_folder
+from djinn_server.operator_socket import check_path, default_folder, servers
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
@@ -177,6 +177,8 @@ def _control(path: str) -> Path | None:
     try:
         made = default_folder()
         made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in servers(made):
+            pass  # looking for them removes the sockets of those that were killed
         found = made / f"{os.getpid()}.sock"
         check_path(found)
     except (OSError, RuntimeError, ConfigurationError) as error:

@@ -88,12 +88,24 @@ def servers(folder: Path) -> Iterator[Path]:
                 try:
                     probe.connect(str(path))
                 except ConnectionRefusedError:
-                    path.unlink(missing_ok=True)
+                    if not _is_starting(path):
+                        path.unlink(missing_ok=True)
                     continue
                 except OSError as error:
                     _log.info("%s: %s", path, error)
                     continue
             yield path
+
+
+def _is_starting(path: Path) -> bool:
+    """Return whether the server that a default path is named after may have bound its socket a moment ago."""
+    try:
+        os.kill(int(path.stem), 0)
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def ask(path: Path, command: str, **arguments: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import stat
 import sys
 import time
@@ -193,6 +194,9 @@ def test_the_operator_sees_sessions_and_ends_them(operated: Any, tmp_path: Path)
 
 def test_the_operator_finds_servers_by_themselves(start_server: Any, tmp_path: Path) -> None:
     runtime = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    (tmp_path / "djinn").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(tmp_path / "djinn" / f"{2**22 + 1}.sock"))  # no process has such a number
     server = start_server(**runtime)
     (path,) = (tmp_path / "djinn").iterdir()
     assert path.name == f"{server.process.pid}.sock"
