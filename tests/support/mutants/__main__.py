@@ -9,7 +9,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
 from hypothesis import Phase, settings
+from support.processes.begun import import_begun
 from support.processes.examples import prepare
 
 from djinn.session import runtime
@@ -160,12 +161,19 @@ def attempts(waiting: list[Trial], places: Places) -> Iterator[tuple[Trial, dict
                 "message": message, "examples": examples, "seconds": round(time.monotonic() - began, 1)}
 
 
-def _prepare() -> None:
-    """Have what Hypothesis does once in a process done in all forks: it takes longer than most trials do."""
+def _prepare(places: Places, chosen: Sequence[Mutant]) -> None:
+    """Have what each process does once done in all forks: it takes as long as many trials do."""
+    import_begun(lambda: _begin(places, {mutant.over for mutant in chosen}))
     prepare()
     # No fork looks through, and so copies, what is there already.
     gc.collect()
     gc.freeze()
+
+
+def _begin(places: Places, overs: Iterable[str]) -> None:
+    for over in overs:
+        with places.session(over, laws.subject_of(over)) as session:
+            (torch.ones(2, device=session.device) + 1).tolist()
 
 
 def main(names: Sequence[str]) -> None:
@@ -182,8 +190,9 @@ def main(names: Sequence[str]) -> None:
             composition.address(servers)
             if composition.part is not None and composition.part.kind == "transport":
                 addresses[over] = serving.enter_context(served(composition.part))
-        _prepare()
-        for verdict in verdicts(chosen, Places(servers, addresses)):
+        places = Places(servers, addresses)
+        _prepare(places, chosen)
+        for verdict in verdicts(chosen, places):
             print(json.dumps(verdict), flush=True)
 
 
