@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -64,19 +65,19 @@ _ANEW: Sequence[Callable[[_State], object]] = (
 
 @law("session.pushed_is_asked")
 def test_pushed_is_asked(subject: Subject, session: Session) -> None:
-    """Draw loops, some with random numbers or a cache, some that begin anew; let some of their rounds be different."""
+    """Draw loops, some with random numbers, a cache, data, or sizes that depend on values; change some rounds."""
     before = session.stats()["answered_early"]
     for seed in range(_LOOPS):
         plan = random.Random(seed)
         draws, reads = plan.random() < 0.5, plan.randint(1, 3)
-        writes = plan.random() < 0.5
+        writes, uploads, selects = (plan.random() < 0.5 for _ in range(3))
         events = {plan.randrange(6, _ROUNDS): plan.choice(_EVENTS) for _ in range(plan.randint(0, 3))}
         if plan.random() < 0.5:
             # The loop begins anew, again and again.
             events.update(dict.fromkeys(range(5, _ROUNDS, 6), plan.choice(_ANEW)))
         pauses_s = [plan.choice(_PAUSES_S) for _ in range(_ROUNDS)]
-        wanted = _run(_CPU, draws=draws, writes=writes, reads=reads, events=events, pauses_s=[0.0] * _ROUNDS)
-        got = _run(session.device, draws=draws, writes=writes, reads=reads, events=events, pauses_s=pauses_s)
+        run = partial(_run, draws=draws, writes=writes, uploads=uploads, selects=selects, reads=reads, events=events)
+        wanted, got = run(_CPU, pauses_s=[0.0] * _ROUNDS), run(session.device, pauses_s=pauses_s)
         for count, (mine, ours) in enumerate(zip(got, wanted, strict=True)):
             expect(mine == ours, f"value {count}", got=mine, wanted=repr(ours), where=f"{subject}: loop {seed}")
     count = session.stats()["answered_early"] - before
@@ -84,7 +85,7 @@ def test_pushed_is_asked(subject: Subject, session: Session) -> None:
            where=str(subject))
 
 
-def _run(device: torch.device, *, draws: bool, writes: bool, reads: int,
+def _run(device: torch.device, *, draws: bool, writes: bool, uploads: bool, selects: bool, reads: int,
          events: dict[int, Callable[[_State], object]], pauses_s: Sequence[float]) -> list[object]:
     torch.manual_seed(7)
     state = _State(torch.arange(4.0).to(device), torch.linspace(-1.0, 1.0, 4).to(device),
@@ -98,6 +99,11 @@ def _run(device: torch.device, *, draws: bool, writes: bool, reads: int,
             state.cache.index_copy_(0, state.row, state.value[None])
             state.row.add_(1).remainder_(5)
             state.value = state.value + state.cache.sum(0) * 0.125
+        if uploads:
+            state.value = state.value + torch.full((4,), 0.125 * (count % 3)).to(device)
+        if selects:
+            chosen = state.value[state.value > 0.25]
+            seen += [chosen.shape, chosen.sum().item()]
         seen.extend(state.value[read].item() for read in range(reads))
         if count in events:
             seen.append(events[count](state))

@@ -1,4 +1,6 @@
-"""Early answers: a server that runs ahead of a loop sends the values that the loop will fetch before it is asked.
+"""Early answers: a server that runs ahead of a loop sends what the loop will ask for before it is asked.
+
+These are values, and metadata of values whose size depends on data.
 
 The server predicts the next batches of a client, to the byte, from batches that followed each other before. If all
 programs of such a batch have run ahead, it knows the answer, and sends it under the batch's number, with the digest of
@@ -27,6 +29,7 @@ from djinn.wire.messages import Batch, Item, Plain, Poisoned, Result, Run, RunDe
 from djinn.wire.tensors import header_of
 from djinn_lib_service.short_messages import encode
 from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, Speculator
+from djinn_lib_service.tensor_bytes import describe
 
 __all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
 
@@ -34,6 +37,8 @@ MAX_EARLY = 64
 """Most answers that may be early at once."""
 MAX_VALUE_BYTES = 4096
 """Largest value that is sent early."""
+MAX_DESCRIBED = 16
+"""Most values of a batch whose metadata is sent early."""
 MAX_EARLY_BYTES = 64 * 1024
 """Most bytes of such values that the client has not asked for yet."""
 MAX_BATCH_BYTES = 2048
@@ -42,10 +47,24 @@ MAX_SENT = 512
 """Batches that the client remembers to compare them."""
 _DIGEST_BYTES = 16
 _Place = tuple[int, int]
-_Form = tuple[tuple[int, ...], tuple[_Place, ...], ExecutionPhase | None]
-"""The form of a batch: its programs, the places of the values that it fetches (a run back from its end, and one of the
-results), and the phase that it announces.
-"""
+_Programs = tuple[int, ...]
+
+
+@attrs.frozen
+class _Form:
+    """The form of a batch that can be predicted.
+
+    Attributes:
+        programs: Its programs.
+        fetched: Where the values are computed that it fetches: a run back from its end, and one of the results.
+        described: The same of the values whose metadata it asks for.
+        phase: The phase that it announces.
+    """
+
+    programs: _Programs
+    fetched: tuple[_Place, ...]
+    described: tuple[_Place, ...]
+    phase: ExecutionPhase | None
 
 
 def digest_of_batches(encoded: Iterable[bytes | memoryview]) -> bytes:
@@ -172,8 +191,9 @@ class EarlyAnswers:
         self._read = read
         self._is_quiet = is_quiet
         self._take_run_ns = take_run_ns
-        self._followers: dict[_Form, tuple[_Form, int]] = {}
-        self._last: _Form | None = None
+        # The first batch of a round often has data, so that it cannot be predicted; its programs tell what follows.
+        self._followers: dict[_Form | _Programs, tuple[_Form, int]] = {}
+        self._last: _Form | _Programs | None = None
         self._received = 0
         self._expected: deque[_Expected] = deque()
         self.sent = self.used = 0
@@ -210,7 +230,7 @@ class EarlyAnswers:
             self._followers[self._last] = follower, times
             if len(self._followers) > MAX_SENT:
                 self._followers.clear()
-        self._last = form
+        self._last = _programs_of(batch) if form is None else form
 
     def give(self) -> None:
         """Answer the batches early whose programs have all run ahead by now."""
@@ -218,15 +238,17 @@ class EarlyAnswers:
             pass
 
     def _form_of(self, batch: Batch) -> _Form | None:
-        """Return the form of a batch; ``None`` if it contains more than runs."""
-        if any((batch.describe, batch.synchronize, batch.timed, batch.metered, batch.settled, batch.later)) or not all(
+        """Return the form of a batch; ``None`` if it cannot be predicted."""
+        if any((batch.timed, batch.metered, batch.settled, batch.later)) or not all(
                 isinstance(command, (Run, RunDelta)) for command in batch.commands):
             return None
-        places = [self._ahead.place_of(handle) for handle in batch.fetch]
-        if None in places:
+        if (batch.synchronize and not batch.describe) or len(batch.describe) > MAX_DESCRIBED:
             return None
-        programs = tuple([command.program for command in batch.commands if isinstance(command, (Run, RunDelta))])
-        return programs, tuple([place for place in places if place is not None]), batch.phase
+        fetched, described = (tuple([place for handle in handles if (place := self._ahead.place_of(handle))])
+                              for handles in (batch.fetch, batch.describe))
+        if len(fetched) < len(batch.fetch) or len(described) < len(batch.describe):
+            return None
+        return _Form(_programs_of(batch), fetched, described, batch.phase)
 
     def _give_next(self) -> bool:
         """Predict one more batch, and answer it if it asks for something; return whether that was possible."""
@@ -235,47 +257,55 @@ class EarlyAnswers:
         covered = sum(len(expected.batch.commands) for expected in self._expected)
         if form is None or times < CONFIDENT or covered != self._ahead.pinned or len(self._expected) >= MAX_EARLY:
             return False
-        programs, places, phase = form
-        end = covered + len(programs)
-        runs = self._ahead.runs(covered, len(programs))
-        if tuple([ahead.run.program for ahead in runs]) != programs or not programs:
+        end = covered + len(form.programs)
+        runs = self._ahead.runs(covered, len(form.programs))
+        if tuple([ahead.run.program for ahead in runs]) != form.programs or not form.programs:
             return False
-        found = [place for place in (self._ahead.output_at(*place, end) for place in places) if place is not None]
-        if len(found) < len(places):
+        predicted = self._predict(form, end)
+        if predicted is None:
             return False
-        batch = Batch([RunDelta(program) for program in programs], fetch=tuple([handle for handle, _ in found]),
-                      phase=phase)
-        values = self._values(found, end)
-        if values is None:
-            return False
-        items, tensors = values
-        answer = self._send(batch, items, tensors) if places else None
-        if places and answer is None:
+        batch, items, tensors = predicted
+        answer = self._send(batch, items, tensors) if items else None
+        if items and answer is None:
             return False
         self._expected.append(_Expected(batch, form, answer, sum(tensor.nbytes for tensor in tensors)))
         self._ahead.pinned = end
         return True
 
-    def _values(self, found: Sequence[tuple[int, Any]], end: int) -> tuple[list[Item], list[torch.Tensor]] | None:
-        """Return values, as they are after ``end`` runs ahead, in the form of an answer.
+    def _predict(self, form: _Form, end: int) -> tuple[Batch, list[Item], list[torch.Tensor]] | None:
+        """Return the batch of a form after ``end`` runs ahead, what answers it, and the tensors of that."""
+        fetched, described = ([found for place in places if (found := self._ahead.output_at(*place, end))]
+                              for places in (form.fetched, form.described))
+        if len(fetched) < len(form.fetched) or len(described) < len(form.described):
+            return None
+        values, metadata = self._values(fetched, end), self._values(described, end)
+        if values is None or metadata is None or any(
+                isinstance(value, torch.Tensor) and value.nbytes > MAX_VALUE_BYTES for value in values):
+            return None
+        tensors = [self._read(value).clone() for value in values if isinstance(value, torch.Tensor)]
+        headers = map(header_of, tensors)
+        items: list[Item] = [next(headers) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
+                             for value in values]
+        items += [describe(value) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
+                  for value in metadata]
+        batch = Batch(
+            [RunDelta(program) for program in form.programs], tuple([handle for handle, _ in fetched]),
+            tuple([handle for handle, _ in described]), synchronize=bool(described), phase=form.phase)
+        return batch, items, tensors
+
+    def _values(self, found: Sequence[tuple[int, Any]], end: int) -> list[Any] | None:
+        """Return values as they are after ``end`` runs ahead.
 
         Returns:
-            ``None`` if there is none, if one is too large, or if it was written by a later run.
+            ``None`` if there is none, or if one was written by a later run.
         """
-        items: list[Item] = []
-        tensors: list[torch.Tensor] = []
+        values: list[Any] = []
         for handle, ahead in found:
             value = self._value_of(handle) if ahead is None else ahead
             if value is None or isinstance(value, Poisoned) or self._ahead.is_written_after(value, end):
                 return None
-            if isinstance(value, torch.Tensor):
-                if value.nbytes > MAX_VALUE_BYTES:
-                    return None
-                tensors.append(self._read(value).clone())
-                items.append(header_of(tensors[-1]))
-            else:
-                items.append(Plain(messages.to_wire(value)))
-        return items, tensors
+            values.append(value)
+        return values
 
     def _send(
         self, batch: Batch, items: Sequence[Item], tensors: list[torch.Tensor],
@@ -291,3 +321,7 @@ class EarlyAnswers:
             return None
         self.sent += 1
         return result, tensors
+
+
+def _programs_of(batch: Batch) -> _Programs:
+    return tuple([command.program for command in batch.commands if isinstance(command, (Run, RunDelta))])

@@ -93,6 +93,24 @@ def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str, far_
     assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
 
 
+@pytest.mark.usefixtures("far_away")
+def test_a_size_that_depends_on_data_of_the_client_comes_with_the_value_that_it_decides() -> None:
+    """Each round sends data, asks for a size, and for what has it: one wait, as soon as the server knows the rounds."""
+    trips: list[int] = []
+    for turn in range(40):
+        djinn.reset_stats()
+        data = (torch.arange(8.0) - 3.5) * (turn + 1)
+        positive = data.to(DEVICE).sort().values.roll(turn)
+        chosen = positive[positive > 0]
+        assert (chosen.shape, chosen.mean().item()) == ((4,), 2.0 * (turn + 1))
+        trips.append(djinn.stats()["round_trips"])
+    assert trips[0] == 2
+    assert sum(count <= 1 for count in trips[10:]) > 10, trips
+    other = torch.tensor([1.0, -1.0, 3.0, 5.0, -2.0, 7.0, 9.0, 11.0]).to(DEVICE).sort().values.roll(40)
+    chosen = other[other > 0]
+    assert (chosen.shape, chosen.mean().item()) == ((6,), 6.0)
+
+
 def test_it_can_be_switched_off(far_away: str) -> None:
     djinn.init(server=far_away, early_answers=False)
     assert _summed(20)[0] == 0
