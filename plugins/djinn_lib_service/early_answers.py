@@ -297,12 +297,15 @@ class EarlyAnswers:
         """Return values as they are after ``end`` runs ahead.
 
         Returns:
-            ``None`` if there is none, or if one was written by a later run.
+            ``None`` if there is none, or if one was written by a later run or has no strides.
         """
         values: list[Any] = []
         for handle, ahead in found:
             value = self._value_of(handle) if ahead is None else ahead
             if value is None or isinstance(value, Poisoned) or self._ahead.is_written_after(value, end):
+                return None
+            if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+                # No answer can hold it; the question is answered with an error.
                 return None
             values.append(value)
         return values
