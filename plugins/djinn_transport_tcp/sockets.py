@@ -29,6 +29,8 @@ window stays closed for that long. `SILENCE_S` serves that purpose instead.
 """
 SILENCE_S = 15.0
 """How long sent bytes may stay unacknowledged by the other machine."""
+ANSWER_MS = 500
+"""How long an acknowledgement may be on its way."""
 TICK_S = 1.0
 """How often a waiting call checks the clock and the state of the connection."""
 MAX_CALL_BYTES = 2**30
@@ -108,19 +110,24 @@ def _is_half_closed(sock: StreamSocket) -> bool:
 def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """Whether the other machine has stopped acknowledging sent data; ``False`` where the system cannot tell.
 
-    A peer that is alive but does not read still acknowledges everything in flight and every window probe.
+    A peer that is alive but does not read acknowledges what is sent, though it may not take it: then the system sends it
+    again, less and less often. So only what was sent after the last acknowledgement can be unanswered.
 
     Source:
-        ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_ack_recv`` (ms) at 56.
+        ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_data_sent`` (ms) at 44,
+        ``tcpi_last_ack_recv`` (ms) at 56.
     """
     if not sys.platform.startswith("linux") or not is_tcp(sock):
         return False
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     if len(info) < 60:
         return False
+    probes = info[3]
     (unacknowledged,) = struct.unpack_from("=I", info, 24)
-    (last_acknowledged_ms,) = struct.unpack_from("=I", info, 56)
-    return (unacknowledged > 0 or info[3] > 1) and last_acknowledged_ms >= silence_s * 1000
+    (sent_ms,) = struct.unpack_from("=I", info, 44)
+    (acknowledged_ms,) = struct.unpack_from("=I", info, 56)
+    is_unanswered = probes > 1 or (unacknowledged > 0 and ANSWER_MS <= sent_ms < acknowledged_ms)
+    return is_unanswered and acknowledged_ms >= silence_s * 1000
 
 
 class _Direction:

@@ -72,6 +72,12 @@ class Footprint:
                    len(list((proc / "task").iterdir())))
 
 
+def descriptors_of(process: int) -> set[int]:
+    """Return the numbers of a process's descriptors, a moment later."""
+    time.sleep(0.05)
+    return {int(path.name) for path in Path(f"/proc/{process}/fd").iterdir()}
+
+
 def misbehave(raw_client: Any, port: int, seed: int) -> None:
     """Connect and do one of many wrong things."""
     choice = random.Random(seed)
@@ -123,7 +129,8 @@ def test_a_server_without_file_descriptors_serves_on_and_recovers(start_server: 
     first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
     before = resource.prlimit(starved.process.pid, resource.RLIMIT_NOFILE)
     Footprint.of(starved.process.pid)
-    used = {int(path.name) for path in Path(f"/proc/{starved.process.pid}/fd").iterdir()}
+    # A number that is used for a moment would be free afterwards.
+    used = set.intersection(*(descriptors_of(starved.process.pid) for _ in range(10)))
     free = next(number for number in itertools.count() if number not in used)
     resource.prlimit(starved.process.pid, resource.RLIMIT_NOFILE, (free, before[1]))
     with pytest.raises(RemoteTimeoutError, match=starved.address):

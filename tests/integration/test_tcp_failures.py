@@ -153,6 +153,29 @@ def test_a_machine_that_vanishes_is_noticed(serve: Any, open_connection: Any, se
     expect_closed(connection)
 
 
+class _Told:
+    """A socket of which the system says this."""
+
+    family, type = socket.AF_INET, socket.SOCK_STREAM
+
+    def __init__(self, probes: int, unacknowledged: int, sent_ms: int, acknowledged_ms: int) -> None:
+        self._info = struct.pack("=3xB20xI16xI8xI", probes, unacknowledged, sent_ms, acknowledged_ms)
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:
+        assert (level, option, size) == (socket.IPPROTO_TCP, socket.TCP_INFO, len(self._info))
+        return self._info
+
+
+@linux
+@pytest.mark.parametrize(("told", "silent"), [
+    (_Told(0, 1, 900, 1700), True), (_Told(0, 1, 900, 1400), False), (_Told(2, 0, 9000, 1700), True),
+    # What it did not take was sent again 1.7 s ago, and acknowledged; the next time is yet to come.
+    (_Told(0, 1, 1700, 1700), False), (_Told(0, 1, 100, 1700), False), (_Told(0, 0, 900, 1700), False),
+])
+def test_silent_is_who_does_not_acknowledge_what_was_sent_since(told: Any, silent: bool) -> None:
+    assert is_silent(told, 1.5) == silent
+
+
 @linux
 @tcp_only
 def test_a_server_that_computes_for_long_and_reads_nothing_is_not_given_up(serve: Any, open_connection: Any) -> None:

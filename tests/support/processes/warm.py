@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import io
 import multiprocessing
@@ -293,6 +294,7 @@ def _become(program: str, arguments: list[str], environment: dict[str, str], std
     with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
         os.dup2((stdout or errors).fileno(), 1)
         os.dup2(errors.fileno(), 2)
+    faulthandler.enable(2)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
