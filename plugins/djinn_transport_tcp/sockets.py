@@ -110,8 +110,8 @@ def _is_half_closed(sock: StreamSocket) -> bool:
 def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """Whether the other machine has stopped acknowledging sent data; ``False`` where the system cannot tell.
 
-    A peer that is alive but does not read acknowledges what is sent, though it may not take it: then the system sends it
-    again, less and less often. So only what was sent after the last acknowledgement can be unanswered.
+    A peer that is alive but does not read acknowledges what is sent, though it may not take it. Then the system sends
+    it again, less and less often; so only what was sent after the last acknowledgement can be unanswered.
 
     Source:
         ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_data_sent`` (ms) at 44,
@@ -122,12 +122,13 @@ def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     if len(info) < 60:
         return False
-    probes = info[3]
+    probes: int = info[3]
     (unacknowledged,) = struct.unpack_from("=I", info, 24)
     (sent_ms,) = struct.unpack_from("=I", info, 44)
     (acknowledged_ms,) = struct.unpack_from("=I", info, 56)
-    is_unanswered = probes > 1 or (unacknowledged > 0 and ANSWER_MS <= sent_ms < acknowledged_ms)
-    return is_unanswered and acknowledged_ms >= silence_s * 1000
+    if acknowledged_ms < silence_s * 1000:
+        return False
+    return probes > 1 or (unacknowledged > 0 and ANSWER_MS <= sent_ms < acknowledged_ms)
 
 
 class _Direction:
