@@ -536,14 +536,15 @@ def to_wire(value: Any) -> Any:
 def from_wire(value: Any) -> Any:
     """Undo `to_wire`."""
     if isinstance(value, dict):
-        parts = msgspec.convert(value, _Complex)
-        return complex(parts.real, parts.imag)
+        return complex(*msgspec.structs.astuple(msgspec.convert(value, _Complex)))
     if isinstance(value, list):
         return [from_wire(item) for item in value]
     return value
 
 
 _encoder = msgspec.msgpack.Encoder()
+# msgspec crashes if several threads work out the form of a structure at once.
+msgspec.msgpack.Decoder(_Complex)
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

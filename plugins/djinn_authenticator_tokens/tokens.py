@@ -142,7 +142,7 @@ class TokenFile:
         except OSError as error:
             raise ConfigurationError(f"{self.path} cannot be read: {error.strerror}.") from None
         try:
-            tokens = msgspec.json.decode(data, type=Tokens)
+            tokens = _decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{self.path} is no file of tokens: {error}.",
                                      hint="Move it away and create the tokens anew.") from None
@@ -278,3 +278,7 @@ def _is_hex(text: str, size_bytes: int) -> bool:
 
 def _digest(salt: bytes, token: bytes) -> str:
     return hashlib.blake2b(token, digest_size=_DIGEST_BYTES, salt=salt).hexdigest()
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(Tokens)

@@ -126,8 +126,12 @@ def _folders() -> list[Path]:
 
 def _described(folder: Path) -> _Description | None:
     try:
-        return msgspec.json.decode((folder / _FILE).read_bytes(), type=_Description)
+        return _decoder.decode((folder / _FILE).read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{folder / _FILE} is damaged: {error}.", hint="Remove its folder.") from None
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(_Description)

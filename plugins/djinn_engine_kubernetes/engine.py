@@ -158,7 +158,7 @@ class KubernetesEngine:
             content = self._file.read_bytes()
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(content, type=_Started) if content else _Started("", "", "", [])
+        return _started_decoder.decode(content) if content else _Started("", "", "", [])
 
     def _write(self, started: _Started) -> None:
         replace_file(self._file, msgspec.json.encode(started))
@@ -203,7 +203,7 @@ def _report(kubectl: Kubectl, name: str, has_job: bool, pods: list[Pod]) -> Prog
     if not written:
         return ProgramReport(name, "starting", "", f"{place}, {pod.phase}" + (f" ({pod.reason})" if pod.reason else ""),
                              0, restarts)
-    keeper = msgspec.json.decode(written, type=KeeperRecord)
+    keeper = _record_decoder.decode(written)
     report = keeper.programs[0].report()
     # The numbers of processes in a Pod are its own.
     is_here = keeper.host == socket.gethostname()
@@ -235,3 +235,8 @@ class KubernetesEngines:
         """Open the engine for one cluster."""
         need_commands("kubernetes", [COMMAND], "Install kubectl, and let it know a cluster.")
         return KubernetesEngine(folder)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_started_decoder = msgspec.json.Decoder(_Started)
+_record_decoder = msgspec.json.Decoder(KeeperRecord)

@@ -26,7 +26,7 @@ ENDED = 143
 
 def main() -> NoReturn:
     """Run a program until SIGTERM asks to stop."""
-    spec = msgspec.json.decode(os.environ.pop(SPEC), type=ClusterSpec)
+    spec = _decoder.decode(os.environ.pop(SPEC))
     records = Records(Path(tempfile.gettempdir()) / FOLDER)
     records.folder.mkdir(mode=0o700, exist_ok=True)
     log = records.log_of(spec.programs[0].name)
@@ -36,3 +36,7 @@ def main() -> NoReturn:
         keep(records, spec)
         following.terminate()
     sys.exit(ENDED)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(ClusterSpec)

@@ -31,7 +31,7 @@ def main(folder: str, announce: Callable[[bytes], object]) -> int:
         The exit status.
     """
     records = Records(Path(folder))
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=ClusterSpec)
+    spec = _decoder.decode(sys.stdin.buffer.read())
     lock = records.acquire()
     if lock is None:
         return OTHER_KEEPER
@@ -39,3 +39,7 @@ def main(folder: str, announce: Callable[[bytes], object]) -> int:
     records.remove()
     os.close(lock)
     return 0
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(ClusterSpec)

@@ -84,7 +84,7 @@ class Actors:
 
     def _read(self, answer: Any, name: str) -> Answer:
         try:
-            return msgspec.json.decode(self._ray.get(answer), type=KeeperRecord)
+            return _decoder.decode(self._ray.get(answer))
         except self._ray.exceptions.RayTaskError as error:
             return str(error.cause)
         except self._ray.exceptions.RayError as error:
@@ -122,3 +122,7 @@ def _supervisor() -> type:
             self._supervision.stop(drain_s)
 
     return Supervisor
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(KeeperRecord)

@@ -135,7 +135,7 @@ class RayEngine:
 
     def _started(self) -> _Started | None:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_Started)
+            return _decoder.decode(self._file.read_bytes())
         except FileNotFoundError:
             return None
 
@@ -169,3 +169,7 @@ class RayEngines:
         """Open the engine for one cluster, if Ray is installed."""
         ray_package()
         return RayEngine(folder)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(_Started)

@@ -39,7 +39,7 @@ class Supervision:
             raise FileNotFoundError(f"The node {socket.gethostname()} has no folder {folder}. Let XDG_STATE_HOME name "
                                     "one that all nodes share.")
         become_subreaper()
-        kept = msgspec.json.decode(program, type=EngineProgram)
+        kept = _decoder.decode(program)
         self._records = Records(folder / kept.name)
         self._records.folder.mkdir(mode=0o700, exist_ok=True)
         for left in self._records.left():
@@ -75,3 +75,7 @@ def _end_if_failed(ended: Future[None]) -> None:
     if (error := ended.exception()) is not None:
         traceback.print_exception(error)
         os._exit(1)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(EngineProgram)

@@ -179,7 +179,7 @@ class SlurmEngine:
     def _read(self) -> _Jobs:
         try:
             # Where the first job is not submitted yet, it is empty.
-            return msgspec.json.decode(self._file.read_bytes() or b"{}", type=_Jobs)
+            return _decoder.decode(self._file.read_bytes() or b"{}")
         except FileNotFoundError:
             return _Jobs()
 
@@ -203,3 +203,7 @@ class SlurmEngines:
         """Open the engine for one cluster."""
         check_commands()
         return SlurmEngine(folder)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(_Jobs)

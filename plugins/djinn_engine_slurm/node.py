@@ -28,7 +28,7 @@ def main(folder: str) -> None:
         folder: Where the records of the program are.
     """
     records = Records(Path(folder))
-    spec = msgspec.json.decode((records.folder / SPEC).read_bytes(), type=ClusterSpec)
+    spec = _decoder.decode((records.folder / SPEC).read_bytes())
     is_expiring = False
 
     def expire(*_: object) -> None:
@@ -41,3 +41,7 @@ def main(folder: str) -> None:
     if is_expiring:
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]],  # noqa: S603, S607  # this job's number
                        check=False)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(ClusterSpec)

@@ -79,7 +79,7 @@ class Records:
     def read(self) -> KeeperRecord | None:
         """Read what the last keeper has written; ``None`` if there was none."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=KeeperRecord)
+            return _decoder.decode(self._file.read_bytes())
         except FileNotFoundError:
             return None
 
@@ -211,3 +211,7 @@ def _ticks(seconds: float) -> Iterator[None]:
     while time.monotonic() < deadline:
         yield
         time.sleep(TICK_S)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(KeeperRecord)

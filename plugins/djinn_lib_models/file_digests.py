@@ -93,7 +93,7 @@ def _remembered() -> dict[str, _Known]:
             status = os.fstat(file.fileno())
             if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
                 return {}
-            return {known.path: known for known in msgspec.json.decode(file.read(MAX_BYTES), type=list[_Known])}
+            return {known.path: known for known in _decoder.decode(file.read(MAX_BYTES))}
     except (OSError, RuntimeError, ValueError, msgspec.DecodeError):
         return {}
 
@@ -103,3 +103,7 @@ def _remember(new: _Known) -> None:
     # A folder that cannot be written costs time and nothing else.
     with suppress(OSError, RuntimeError, ValueError):
         write_whole(_path(), msgspec.json.encode(known[-MAX_FILES:]))
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(list[_Known])

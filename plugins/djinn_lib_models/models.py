@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredModel, StoredTensor, stored_operators
 from djinn_lib_service.struct_tensors import decoded
@@ -120,7 +121,7 @@ def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
         warnings.filterwarnings("ignore", "This line has waited")
         while True:
             answer = stored_operators().keep(piece.to(like.device), digest, writer, position, size_bytes).cpu()
-            reply = decoded(answer, KeepReply)
+            reply = decoded(answer, _keep_decoder)
             if reply.problem or reply.is_stored:
                 _log.info("%s: %s", file.name, reply.problem or f"the server has all {size_bytes} bytes")
                 return not reply.problem
@@ -202,4 +203,9 @@ def _asked(device: Any, request: str) -> StoreAnswer:
 
 
 def _answer(device: Any, request: str) -> StoreAnswer:
-    return decoded(stored_operators().models(_like(device), request).cpu(), StoreAnswer)
+    return decoded(stored_operators().models(_like(device), request).cpu(), _store_decoder)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_keep_decoder = msgspec.msgpack.Decoder(KeepReply)
+_store_decoder = msgspec.msgpack.Decoder(StoreAnswer)

@@ -198,7 +198,7 @@ def _answered(answer: torch.Tensor) -> NamedReply:
     with warnings.catch_warnings():
         # It waits by its nature, which is no fault of the program.
         warnings.filterwarnings("ignore", "This line has waited")
-        reply = decoded(answer.cpu(), NamedReply)
+        reply = decoded(answer.cpu(), _decoder)
     if reply.problem:
         raise _ERRORS.get(reply.code, ConfigurationError)(reply.problem, hint=reply.hint)
     return reply
@@ -206,3 +206,7 @@ def _answered(answer: torch.Tensor) -> NamedReply:
 
 def _like() -> torch.Tensor:
     return torch.empty(0, device=logical_device())
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.msgpack.Decoder(NamedReply)

@@ -158,7 +158,7 @@ def load(identity: Identity) -> Calibration:
         log.warning("%s cannot be read (%s); defaults are used", path, error)
         return Calibration(identity)
     try:
-        found = msgspec.json.decode(content, type=_File)
+        found = _decoder.decode(content)
         _check(found, identity)
     except (msgspec.MsgspecError, ValueError) as error:
         log.warning("%s is no profile of %s (%s); defaults are used until djinn.calibrate() has written it anew",
@@ -190,3 +190,7 @@ def _check(found: _File, identity: Identity) -> None:
         raise ValueError("a rate is not above zero")
     if not all(math.isfinite(number) and number >= 0 for number in times):
         raise ValueError("a time is below zero")
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(_File)

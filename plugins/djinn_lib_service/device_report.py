@@ -132,7 +132,7 @@ def _decoded(device: str, facts: bytes) -> DeviceProperties:
     if not facts:
         return DeviceProperties(device.partition(":")[0], device)
     try:
-        return msgspec.msgpack.decode(facts, type=DeviceProperties)
+        return _decoder.decode(facts)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"The server described its device wrongly: {error}.") from None
 
@@ -173,3 +173,8 @@ def load_in(answer: object, address: str) -> float:
         return msgspec.convert(answer, LoadFigures).others
     except msgspec.ValidationError as error:
         raise ProtocolError(f"{address} described its load wrongly: {error}.") from error
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.msgpack.Decoder(DeviceProperties)
+msgspec.msgpack.Decoder(LoadFigures)

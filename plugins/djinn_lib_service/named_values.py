@@ -172,7 +172,7 @@ def named_operators() -> NamedOperators:
 def _session(like: torch.Tensor, request: str) -> torch.Tensor:
     here = _here()
     try:
-        asked = msgspec.json.decode(request, type=NamedRequest)
+        asked = _decoder.decode(request)
     except msgspec.MsgspecError as error:
         return encoded(NamedReply(f"The request is malformed: {error}."), like)
     return encoded(_NOWHERE if here is None else here.answer(asked), like)
@@ -197,3 +197,7 @@ def _here() -> NamedValues | None:
 
 _NOWHERE = NamedReply("An executor in the program's own process keeps no named sessions.",
                       "Start a server with djinn serve, and give its address to djinn.init.")
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(NamedRequest)

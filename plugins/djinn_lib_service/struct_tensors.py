@@ -20,13 +20,13 @@ def encoded(answer: msgspec.Struct, like: torch.Tensor) -> torch.Tensor:
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(answer)), dtype=torch.uint8).to(like.device)
 
 
-def decoded(answer: torch.Tensor, kind: type[_Answer]) -> _Answer:
+def decoded(answer: torch.Tensor, decoder: msgspec.msgpack.Decoder[_Answer]) -> _Answer:
     """Read a structure from a CPU tensor.
 
     Raises:
         ProtocolError: It has another form.
     """
     try:
-        return msgspec.msgpack.decode(buffer_of(answer), type=kind)
+        return decoder.decode(buffer_of(answer))
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"The server's answer is malformed: {error}.") from None

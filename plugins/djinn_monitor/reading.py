@@ -135,7 +135,7 @@ def _programs(target: SplitResult) -> Mapping[str, Sequence[ProgramTime]]:
     if status != http.client.OK:
         return {}
     try:
-        found = msgspec.json.decode(page, type=dict[str, list[ProgramTime]])
+        found = _decoder.decode(page)
     except msgspec.DecodeError:
         return {}
     return {printable(label): [msgspec.structs.replace(program, name=printable(program.name)) for program in programs]
@@ -240,3 +240,7 @@ def name_of(label: str, labels: Collection[str]) -> str:
 def printable(text: str) -> str:
     """Remove characters that could affect a terminal from text of others."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_decoder = msgspec.json.Decoder(dict[str, list[ProgramTime]])

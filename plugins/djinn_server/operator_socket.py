@@ -121,7 +121,7 @@ def ask(path: Path, command: str, **arguments: Any) -> Any:
             sock.connect(str(path))
             sock.sendall(msgspec.json.encode(_Request(command, arguments)) + b"\n")
             data = _line(sock, MAX_ANSWER_BYTES)
-        answer = msgspec.json.decode(data, type=_Answer)
+        answer = _answer_decoder.decode(data)
     except (OSError, msgspec.DecodeError) as error:
         raise TransportError(f"No server answers at {path}: {error}.", hint="See whether it runs.") from None
     if answer.problem is not None:
@@ -192,7 +192,7 @@ class OperatorSocket:
             _check_user(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # no part of Django
             with anyio.fail_after(REQUEST_TIMEOUT_S):
                 line = await BufferedByteReceiveStream(stream).receive_until(b"\n", MAX_REQUEST_BYTES)
-            request = msgspec.json.decode(line, type=_Request)
+            request = _request_decoder.decode(line)
             handler = self._handlers.get(request.command)
             if handler is None:
                 raise ProtocolError(f"There is no command {request.command[:40]!r}.",
@@ -232,3 +232,8 @@ def _line(sock: socket.socket, limit_bytes: int) -> bytes:
         if not part or len(data) > limit_bytes:
             raise OSError("the other side has said too little, or too much")
     return bytes(data)
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_answer_decoder = msgspec.json.Decoder(_Answer)
+_request_decoder = msgspec.json.Decoder(_Request)

@@ -114,7 +114,7 @@ def files_of(candidate: Candidate) -> list[Path]:
             if index.stat().st_size > MAX_INDEX_BYTES:
                 raise ValueError(f"{index.name} has more than {MAX_INDEX_BYTES} bytes")
             try:
-                found = msgspec.json.decode(index.read_bytes(), type=_Index)
+                found = _index_decoder.decode(index.read_bytes())
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{index.name} is malformed: {error}") from None
             return [path / name for name in sorted(set(found.weight_map.values()))]
@@ -144,3 +144,7 @@ def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:
         if path.name not in made:
             raise ValueError(f"{path.name} is not in {SUMS}: it was renamed or added")
     return made
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+_index_decoder = msgspec.json.Decoder(_Index)

@@ -98,3 +98,7 @@ def _checked(entries: Mapping[str, _Entry], data: int, size_bytes: int) -> Mappi
         raise ValueError(f"it should have {data + expected} bytes, and has {size_bytes}")
     return {name: TensorExtent(DTYPES[entry.dtype], tuple(entry.shape), data + entry.data_offsets[0],
                                data + entry.data_offsets[1]) for name, entry in entries.items()}
+
+
+# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+msgspec.json.Decoder(_Entry)

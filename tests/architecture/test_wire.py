@@ -72,3 +72,29 @@ def test_the_modules_are_there() -> None:
 def test_no_module_of_the_wire_can_execute_what_it_reads(path: Path) -> None:
     allowed = str(path.relative_to(ROOT)) == EXEC_ALLOWED
     assert not list(offences(ast.parse(path.read_text()), exec_allowed=allowed))
+
+
+def late_decoders(tree: ast.AST) -> Iterator[int]:
+    """Find lines of functions that work out the form of a structure, which msgspec does not allow several threads."""
+    for function in ast.walk(tree):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    called = ast.unparse(node.func)
+                    kinds = [word.value for word in node.keywords if word.arg == "type"]
+                    if called.startswith("msgspec.") and (
+                            called.endswith(".Decoder") or (called.endswith(".decode") and any(map(_is_new, kinds)))):
+                        yield node.lineno
+
+
+def _is_new(kind: ast.expr) -> bool:
+    """Whether a type contains more than Python's own."""
+    return not {name.id for name in ast.walk(kind) if isinstance(name, ast.Name)} <= {"dict", "list", "str", "Any"}
+
+
+def test_decoders_are_made_while_their_module_is_imported() -> None:
+    found = [f"{path.relative_to(ROOT)}:{line}" for folder in ("djinn", "plugins")
+             for path in sorted((ROOT / folder).rglob("*.py")) for line in late_decoders(ast.parse(path.read_text()))]
+    assert found == []
+    late = "def read(data):\n    return msgspec.json.decode(data, type=Row)"
+    assert [*late_decoders(ast.parse(late)), *late_decoders(ast.parse(late.replace("Row", "dict[str, Any]")))] == [2]

@@ -10,6 +10,7 @@ from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service.device_report import DeviceProperties, device_of, facts_of_device, summary_of
 from djinn_lib_service.frames import decode_header
 from djinn_transport_tcp.greeting import welcomed
+from support.processes.warm import run_python
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
@@ -61,3 +62,27 @@ def test_a_long_description_is_not_read() -> None:
     long = messages.encode(welcome(bytes(MAX_FACTS_BYTES + 1)))
     with pytest.raises(ProtocolError, match="length <= 1024"):
         decode_header(long, 0)
+
+
+def test_several_threads_read_their_first_facts_at_once() -> None:
+    """The form of a structure was worked out by all of them; the process crashed where they met."""
+    program = """
+import threading, time, typing
+import msgspec
+from types import SimpleNamespace
+from djinn_lib_service.device_report import DeviceProperties, device_of
+facts = [msgspec.msgpack.encode(DeviceProperties("cpu", str(number))) for number in range(8)]
+original = typing._AnnotatedAlias.__hash__
+def hashed(self):
+    time.sleep(0.01)  # others run
+    return original(self)
+typing._AnnotatedAlias.__hash__ = hashed
+threads = [threading.Thread(target=device_of, args=(SimpleNamespace(device="cpu", facts=each),)) for each in facts]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("read")
+"""
+    done = run_python(program)
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
