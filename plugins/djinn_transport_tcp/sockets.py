@@ -110,8 +110,8 @@ def _is_half_closed(sock: StreamSocket) -> bool:
 def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """Whether the other machine has stopped acknowledging sent data; ``False`` where the system cannot tell.
 
-    A peer that is alive but does not read acknowledges what is sent, though it may not take it. Then the system sends
-    it again, less and less often; so only what was sent after the last acknowledgement can be unanswered.
+    A peer that is alive but does not read acknowledges data, though it may discard it. The system then sends the data
+    again, less and less often. So only data that was sent after the last acknowledgement can be unanswered.
 
     Source:
         ``struct tcp_info`` of Linux: ``tcpi_probes`` at 3, ``tcpi_unacked`` at 24, ``tcpi_last_data_sent`` (ms) at 44,
