@@ -280,5 +280,4 @@ def _digest(salt: bytes, token: bytes) -> str:
     return hashlib.blake2b(token, digest_size=_DIGEST_BYTES, salt=salt).hexdigest()
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(Tokens)

@@ -133,5 +133,4 @@ def _described(folder: Path) -> _Description | None:
         raise ConfigurationError(f"{folder / _FILE} is damaged: {error}.", hint="Remove its folder.") from None
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(_Description)

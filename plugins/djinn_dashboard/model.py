@@ -16,7 +16,7 @@ from djinn_lib_server.kinds.metrics import MemoryKind, MetricsSource, TenantTota
 from djinn.errors import ConfigurationError, DjinnError, RefusedError
 from djinn.ir.phase import ExecutionPhase
 
-__all__ = ("EVERY_S", "ServerModel", "needs_token")
+__all__ = ("EVERY_S", "ServerModel", "open_tenant")
 
 EVERY_S = 2.0
 """Time between two samples."""
@@ -101,7 +101,7 @@ class ServerModel:
     def _tenant_of(self, secret: str) -> str:
         tenant = self._source.tenant_of(secret)
         # A server that needs no token accepts any, also a mistyped key.
-        if secret and not needs_token(self._source) and tenant == self._source.tenant_of(""):
+        if secret and tenant == open_tenant(self._source):
             raise RefusedError("This is not the operator's key.", hint="The server's log names the file with the key.")
         return tenant
 
@@ -131,13 +131,12 @@ class ServerModel:
             yield {"title": title, "format": how, "seconds": seconds, "values": values}
 
 
-def needs_token(source: MetricsSource) -> bool:
-    """Return whether clients of a server need a token."""
+def open_tenant(source: MetricsSource) -> str | None:
+    """Return the tenant of clients without a token; ``None`` if they need one."""
     try:
-        source.tenant_of("")
+        return source.tenant_of("")
     except RefusedError:
-        return True
-    return False
+        return None
 
 
 def _column(title: str, how: str = "count", *, is_problem: bool = False) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from djinn_lib_server.secret_files import key_in
 from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, TransportError
-from djinn_dashboard.model import EVERY_S, ServerModel, needs_token
+from djinn_dashboard.model import EVERY_S, ServerModel, open_tenant
 
 __all__ = ("DashboardOutput", "Dashboards")
 
@@ -55,7 +55,7 @@ class DashboardOutput(PeriodicOutput):
                 "--dashboard-port needs the package h11, which is not installed.",
                 hint="Install it with: python3 -m pip install 'djinn-torch[dashboard]'") from None
         host, port = options.dashboard.host, options.dashboard.port or 0
-        check_exposure(host, is_encrypted=bool(options.tls.cert), needs_token=needs_token(source))
+        check_exposure(host, is_encrypted=bool(options.tls.cert), needs_token=open_tenant(source) is None)
         key_file = Path(options.dashboard.key) if options.dashboard.key else default_key()
         self._model = ServerModel(source, key_in(key_file, makes=True))
         context = server_context(options.tls.cert, options.tls.key) if options.tls.cert else None

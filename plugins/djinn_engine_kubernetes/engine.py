@@ -237,6 +237,5 @@ class KubernetesEngines:
         return KubernetesEngine(folder)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _started_decoder = msgspec.json.Decoder(_Started)
 _record_decoder = msgspec.json.Decoder(KeeperRecord)

@@ -38,5 +38,4 @@ def main() -> NoReturn:
     sys.exit(ENDED)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(ClusterSpec)

@@ -41,5 +41,4 @@ def main(folder: str, announce: Callable[[bytes], object]) -> int:
     return 0
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(ClusterSpec)

@@ -124,5 +124,4 @@ def _supervisor() -> type:
     return Supervisor
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(KeeperRecord)

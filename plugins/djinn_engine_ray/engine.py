@@ -171,5 +171,4 @@ class RayEngines:
         return RayEngine(folder)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(_Started)

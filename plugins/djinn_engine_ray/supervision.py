@@ -77,5 +77,4 @@ def _end_if_failed(ended: Future[None]) -> None:
         os._exit(1)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(EngineProgram)

@@ -205,5 +205,4 @@ class SlurmEngines:
         return SlurmEngine(folder)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(_Jobs)

@@ -43,5 +43,4 @@ def main(folder: str) -> None:
                        check=False)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(ClusterSpec)

@@ -213,5 +213,4 @@ def _ticks(seconds: float) -> Iterator[None]:
         time.sleep(TICK_S)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(KeeperRecord)

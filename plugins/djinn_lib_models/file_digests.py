@@ -105,5 +105,4 @@ def _remember(new: _Known) -> None:
         write_whole(_path(), msgspec.json.encode(known[-MAX_FILES:]))
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(list[_Known])

@@ -206,6 +206,5 @@ def _answer(device: Any, request: str) -> StoreAnswer:
     return decoded(stored_operators().models(_like(device), request).cpu(), _store_decoder)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _keep_decoder = msgspec.msgpack.Decoder(KeepReply)
 _store_decoder = msgspec.msgpack.Decoder(StoreAnswer)

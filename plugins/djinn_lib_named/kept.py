@@ -208,5 +208,4 @@ def _like() -> torch.Tensor:
     return torch.empty(0, device=logical_device())
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.msgpack.Decoder(NamedReply)

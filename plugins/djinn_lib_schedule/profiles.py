@@ -192,5 +192,4 @@ def _check(found: _File, identity: Identity) -> None:
         raise ValueError("a time is below zero")
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(_File)

@@ -175,6 +175,6 @@ def load_in(answer: object, address: str) -> float:
         raise ProtocolError(f"{address} described its load wrongly: {error}.") from error
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.msgpack.Decoder(DeviceProperties)
+# `msgspec.convert` uses its form, which several threads must not work out at once.
 msgspec.msgpack.Decoder(LoadFigures)

@@ -29,7 +29,7 @@ from djinn.wire.messages import Batch, Item, Plain, Poisoned, Result, Run, RunDe
 from djinn.wire.tensors import header_of
 from djinn_lib_service.short_messages import encode
 from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, Speculator
-from djinn_lib_service.tensor_bytes import describe
+from djinn_lib_service.tensor_bytes import metadata_of
 
 __all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
 
@@ -286,8 +286,7 @@ class EarlyAnswers:
         headers = map(header_of, tensors)
         items: list[Item] = [next(headers) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
                              for value in values]
-        items += [describe(value) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
-                  for value in metadata]
+        items += map(metadata_of, metadata)
         batch = Batch(
             [RunDelta(program) for program in form.programs], tuple([handle for handle, _ in fetched]),
             tuple([handle for handle, _ in described]), synchronize=bool(described), phase=form.phase)

@@ -199,5 +199,4 @@ _NOWHERE = NamedReply("An executor in the program's own process keeps no named s
                       "Start a server with djinn serve, and give its address to djinn.init.")
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _decoder = msgspec.json.Decoder(NamedRequest)

@@ -18,7 +18,7 @@ from djinn_lib_service.device_report import REPORT_HANDLES
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SpareRoom, SupportsSharing
 from djinn_lib_service.reports import Failures
-from djinn_lib_service.tensor_bytes import copy_of, describe, placed_in
+from djinn_lib_service.tensor_bytes import copy_of, metadata_of, placed_in
 from djinn_lib_service.turns import Allowance, Turns
 
 __all__ = ("SessionValues",)
@@ -227,9 +227,7 @@ class SessionValues:
         value = self.value(handle)
         if isinstance(value, Poisoned):
             return value
-        if not isinstance(value, torch.Tensor):
-            return Plain(messages.to_wire(value))
-        item: Item = self._failures.attempt(lambda: describe(value))
+        item: Item = self._failures.attempt(lambda: metadata_of(value))
         return item
 
     def clear(self, keeping: Collection[int] = ()) -> None:

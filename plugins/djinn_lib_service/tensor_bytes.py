@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import Any
 
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.wire.messages import Description, TensorHeader
+from djinn.wire.messages import Description, Plain, TensorHeader, to_wire
 from djinn.wire.tensors import dtype_named, header_of, is_dense
 
 MAX_DIMENSIONS = 64
@@ -38,6 +39,11 @@ def describe(tensor: torch.Tensor) -> Description:
     """Describe any strided tensor, without data."""
     header = header_of(tensor)
     return Description(header.dtype, header.size, header.stride, int(tensor.storage_offset()))
+
+
+def metadata_of(value: Any) -> Description | Plain:
+    """Return what answers a question for a value's metadata: of a value that is no tensor, the value."""
+    return describe(value) if isinstance(value, torch.Tensor) else Plain(to_wire(value))
 
 
 def empty_from(header: TensorHeader) -> torch.Tensor:

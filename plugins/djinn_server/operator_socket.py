@@ -85,8 +85,11 @@ def servers(folder: Path) -> Iterator[Path]:
     with contextlib.suppress(FileNotFoundError):
         for path in sorted(folder.glob("*.sock"), key=lambda path: path.stat().st_mtime):
             with socket.socket(socket.AF_UNIX) as probe:
+                probe.setblocking(False)
                 try:
                     probe.connect(str(path))
+                except BlockingIOError:
+                    pass  # it is there, with more callers than it has answered
                 except ConnectionRefusedError:
                     if not _is_starting(path):
                         path.unlink(missing_ok=True)
@@ -234,6 +237,5 @@ def _line(sock: socket.socket, limit_bytes: int) -> bytes:
     return bytes(data)
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _answer_decoder = msgspec.json.Decoder(_Answer)
 _request_decoder = msgspec.json.Decoder(_Request)

@@ -146,5 +146,4 @@ def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:
     return made
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
 _index_decoder = msgspec.json.Decoder(_Index)

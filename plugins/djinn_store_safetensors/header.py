@@ -100,5 +100,5 @@ def _checked(entries: Mapping[str, _Entry], data: int, size_bytes: int) -> Mappi
                                data + entry.data_offsets[1]) for name, entry in entries.items()}
 
 
-# Made while the module is imported: msgspec crashes if several threads work out the form of a structure at once.
+# `msgspec.convert` uses its form, which several threads must not work out at once.
 msgspec.json.Decoder(_Entry)

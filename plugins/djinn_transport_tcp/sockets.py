@@ -31,6 +31,7 @@ SILENCE_S = 15.0
 """How long sent bytes may stay unacknowledged by the other machine."""
 ANSWER_MS = 500
 """How long an acknowledgement may be on its way."""
+_TCP_INFO = struct.Struct("=3xB20xI16xI8xI")
 TICK_S = 1.0
 """How often a waiting call checks the clock and the state of the connection."""
 MAX_CALL_BYTES = 2**30
@@ -119,13 +120,11 @@ def is_silent(sock: StreamSocket, silence_s: float) -> bool:
     """
     if not sys.platform.startswith("linux") or not is_tcp(sock):
         return False
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
-    if len(info) < 60:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:
         return False
-    probes: int = info[3]
-    (unacknowledged,) = struct.unpack_from("=I", info, 24)
-    (sent_ms,) = struct.unpack_from("=I", info, 44)
-    (acknowledged_ms,) = struct.unpack_from("=I", info, 56)
+    probes: int
+    probes, unacknowledged, sent_ms, acknowledged_ms = _TCP_INFO.unpack(info)
     if acknowledged_ms < silence_s * 1000:
         return False
     return probes > 1 or (unacknowledged > 0 and ANSWER_MS <= sent_ms < acknowledged_ms)

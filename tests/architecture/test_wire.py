@@ -75,7 +75,10 @@ def test_no_module_of_the_wire_can_execute_what_it_reads(path: Path) -> None:
 
 
 def late_decoders(tree: ast.AST) -> Iterator[int]:
-    """Find lines of functions that work out the form of a structure, which msgspec does not allow several threads."""
+    """Find lines of functions that work out a structure's form: msgspec crashes if several threads do that at once.
+
+    A module makes its decoders while it is imported, which one thread does.
+    """
     for function in ast.walk(tree):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for node in ast.walk(function):

@@ -14,7 +14,7 @@ __all__ = ("import_begun",)
 def import_begun(begin: Callable[[], object]) -> None:
     """Import the modules of djinn that a function imports. A fork calls it, so that nothing has begun here.
 
-    If it fails, nothing is imported: whoever calls it next sees why.
+    If it fails, nothing is imported; the next call of the function shows why.
     """
     reader, writer = os.pipe()
     pid = os.fork()
