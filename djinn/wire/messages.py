@@ -14,7 +14,7 @@ from msgspec import Meta
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 GENERATOR_HANDLE = 0
 """Reserved handle: the state of the session's random generator, a ``uint8`` tensor whose format the executor
 defines.
@@ -431,6 +431,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         assumes: If not empty, the answer was sent before its batch: it is the answer only if this is the digest of the
             batches up to that one; see `djinn_lib_service.early_answers`.
         since: Number of the last batch that the server had received then; the digest begins with the next one.
+        others: What it also assumes of other sessions, encoded by `djinn_lib_service.assumptions`.
         is_later: Whether ``items`` are the values of ``Batch.later``: then it reports and answers nothing else.
     """
 
@@ -442,6 +443,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
     warnings: Annotated[tuple[Warned, ...], Meta(max_length=MAX_WARNINGS)] = ()
     assumes: Annotated[bytes, Meta(max_length=DIGEST_BYTES)] = b""
     since: Size = 0
+    others: Annotated[bytes, Meta(max_length=MAX_TEXT)] = b""
     is_later: bool = False
 
 
@@ -505,6 +507,8 @@ class ValueTransfer(msgspec.Struct, frozen=True, omit_defaults=True, tag="value_
         failure: Why there is no value; its source is set.
         members: The values that lie in the memory sent as ``item``, in the order of `Send.family`.
         told: Other failures in the sending session that its client does not know yet; their sources are set.
+        ahead: If not empty, the client had not requested it, or had requested what was sent ahead; see
+            `djinn_lib_service.assumptions`.
     """
 
     transfer: Handle
@@ -513,6 +517,7 @@ class ValueTransfer(msgspec.Struct, frozen=True, omit_defaults=True, tag="value_
     failure: Failure | None = None
     members: tuple[AliasedTensor, ...] = ()
     told: tuple[Failure, ...] = ()
+    ahead: Annotated[bytes, Meta(max_length=MAX_TEXT)] = b""
 
 
 Message: TypeAlias = (
@@ -537,15 +542,13 @@ def from_wire(value: Any) -> Any:
     """Undo `to_wire`."""
     if isinstance(value, dict):
         return complex(*msgspec.structs.astuple(msgspec.convert(value, _Complex)))
-    if isinstance(value, list):
-        return [from_wire(item) for item in value]
-    return value
+    return [from_wire(item) for item in value] if isinstance(value, list) else value
 
 
 _encoder = msgspec.msgpack.Encoder()
 # msgspec crashes if several threads work out the form of a structure at once.
 msgspec.msgpack.Decoder(_Complex)
-_decoder = msgspec.msgpack.Decoder(Message)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
@@ -560,5 +563,4 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
         msgspec.DecodeError, RecursionError, ValueError: The data is not a message; callers convert this to a
             `djinn.errors.ProtocolError`.
     """
-    message: Message = _decoder.decode(data)
-    return message
+    return _decoder.decode(data)

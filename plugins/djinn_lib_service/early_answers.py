@@ -9,6 +9,10 @@ same: then the value is a function of its own messages. It sends every batch any
 comparison; so both know, without another message, whether a batch is answered. After the first batch that differs, all
 early answers are void on both sides.
 
+A value that depends on what another session has sent ahead also assumes that session's batches; see
+`djinn_lib_service.assumptions`. Of these, only the client knows whether they are those that it sent. So such a batch is
+answered once more when it arrives, and the client ignores that answer if it has used the early one.
+
 Nothing else changes: an answer that assumes anything else is ignored, and the client waits as it does without them.
 """
 
@@ -18,6 +22,7 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import attrs
 import torch
@@ -25,10 +30,12 @@ import torch
 from djinn.errors import ProtocolError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire import messages
-from djinn.wire.messages import Batch, Item, Plain, Poisoned, Result, Run, RunDelta
+from djinn.wire.messages import Batch, Free, Item, Plain, Poisoned, Receive, Result, Run, RunDelta, Send
 from djinn.wire.tensors import header_of
+from djinn_lib_service.assumptions import MAX_ASSUMED, Assumed, decode_assumed, encode_assumed
+from djinn_lib_service.peers_ahead import PeersAhead
 from djinn_lib_service.short_messages import encode
-from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, Speculator
+from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, RunAhead, Speculator
 from djinn_lib_service.tensor_bytes import metadata_of
 
 __all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
@@ -55,7 +62,7 @@ class _Form:
     """The form of a batch that can be predicted.
 
     Attributes:
-        programs: Its programs.
+        programs: Its programs and exchanges with other sessions.
         fetched: Where the values are computed that it fetches: a run back from its end, and one of the results.
         described: The same of the values whose metadata it asks for.
         phase: The phase that it announces.
@@ -79,11 +86,15 @@ def digest_of_batches(encoded: Iterable[bytes | memoryview]) -> bytes:
 class EarlyInbox:
     """The client's side: the batches that it sent, and the early answers that it received.
 
+    Args:
+        session: Name of the session, by which the answers of other sessions refer to its batches.
+
     Concurrency:
         One thread at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: str = "") -> None:
+        _inboxes[session] = self
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=MAX_SENT)
         self._answers: OrderedDict[int, tuple[Result, list[torch.Tensor]]] = OrderedDict()
 
@@ -127,11 +138,25 @@ class EarlyInbox:
         if found is None:
             return None
         result, tensors = found
-        batches = [encoded for sent, encoded in self._sent if result.since < sent <= number]
-        is_true = (len(batches) == number - result.since and all(batches) and len(result.items) == values
-                   and digest_of_batches(batches) == result.assumes)
+        is_true = (len(result.items) == values and self.has_sent(result.since, number, result.assumes)
+                   and all(map(_is_true, decode_assumed(result.others))))
         del self._answers[number]
-        return (Result(result.items, run_ns=result.run_ns), tensors) if is_true else None
+        return (Result(result.items, run_ns=result.run_ns, others=result.others), tensors) if is_true else None
+
+    def has_sent(self, since: int, upto: int, digest: bytes) -> bool:
+        """Whether the batches after one, up to another, have a digest."""
+        batches = [encoded for sent, encoded in self._sent if since < sent <= upto]
+        return len(batches) == upto - since and all(batches) and digest_of_batches(batches) == digest
+
+
+_inboxes: WeakValueDictionary[str, EarlyInbox] = WeakValueDictionary()
+"""The inboxes of this process, by the name of their session."""
+
+
+def _is_true(assumed: Assumed) -> bool:
+    """Whether this process has sent the batches that another session's answer assumes."""
+    inbox = _inboxes.get(assumed.session)
+    return inbox is not None and inbox.has_sent(assumed.since, assumed.upto, assumed.digest)
 
 
 class EarlyChannel(Protocol):
@@ -172,6 +197,7 @@ class EarlyAnswers:
         read: Copies a tensor to the host; the result may share the tensor's memory.
         is_quiet: Whether an answer would now contain nothing but values: no failures, warnings or timings.
         take_run_ns: Returns how long programs ran since the last answer.
+        abroad: Sends values to other sessions; ``None`` if that is impossible.
 
     Attributes:
         sent: Answers that were sent early.
@@ -184,6 +210,7 @@ class EarlyAnswers:
     def __init__(
         self, ahead: Speculator, channel: EarlyChannel, value_of: Callable[[int], Any],
         read: Callable[[torch.Tensor], torch.Tensor], is_quiet: Callable[[], bool], take_run_ns: Callable[[], int],
+        abroad: PeersAhead | None = None,
     ) -> None:
         self._ahead = ahead
         self._channel = channel
@@ -191,6 +218,7 @@ class EarlyAnswers:
         self._read = read
         self._is_quiet = is_quiet
         self._take_run_ns = take_run_ns
+        self._abroad = abroad
         # The first batch of a round often has data, so that it cannot be predicted; its programs tell what follows.
         self._followers: dict[_Form | _Programs, tuple[_Form, int]] = {}
         self._last: _Form | _Programs | None = None
@@ -203,9 +231,10 @@ class EarlyAnswers:
         """Compare a batch, before it is executed, with the expected one.
 
         Returns:
-            The answer that it was given early, if it was.
+            The answer that it was given early, if that is certain. Otherwise, it has to be answered again.
         """
         self._received = number
+        self._ahead.steps.clear()
         if not self._expected:
             return None
         first = self._expected.popleft()
@@ -214,7 +243,8 @@ class EarlyAnswers:
             self._ahead.pinned = 0
             return None
         self.used += first.answer is not None
-        return first.answer
+        # Whether other sessions have received what it assumes of them is known to the client only.
+        return None if first.answer is None or first.answer[0].others else first.answer
 
     def end(self, batch: Batch) -> None:
         """Learn from a batch that was executed."""
@@ -230,7 +260,7 @@ class EarlyAnswers:
             self._followers[self._last] = follower, times
             if len(self._followers) > MAX_SENT:
                 self._followers.clear()
-        self._last = _programs_of(batch) if form is None else form
+        self._last = tuple([step for step in self._ahead.steps if step > 0]) if form is None else form
 
     def give(self) -> None:
         """Answer the batches early whose programs have all run ahead by now."""
@@ -240,7 +270,9 @@ class EarlyAnswers:
     def _form_of(self, batch: Batch) -> _Form | None:
         """Return the form of a batch; ``None`` if it cannot be predicted."""
         if any((batch.timed, batch.metered, batch.settled, batch.later)) or not all(
-                isinstance(command, (Run, RunDelta)) for command in batch.commands):
+                isinstance(command, (Run, RunDelta, Send, Receive, Free)) for command in batch.commands):
+            return None
+        if 0 in self._ahead.steps:
             return None
         if (batch.synchronize and not batch.describe) or len(batch.describe) > MAX_DESCRIBED:
             return None
@@ -248,7 +280,7 @@ class EarlyAnswers:
                               for handles in (batch.fetch, batch.describe))
         if len(fetched) < len(batch.fetch) or len(described) < len(batch.describe):
             return None
-        return _Form(_programs_of(batch), fetched, described, batch.phase)
+        return _Form(tuple(self._ahead.steps), fetched, described, batch.phase)
 
     def _give_next(self) -> bool:
         """Predict one more batch, and answer it if it asks for something; return whether that was possible."""
@@ -259,20 +291,48 @@ class EarlyAnswers:
             return False
         end = covered + len(form.programs)
         runs = self._ahead.runs(covered, len(form.programs))
-        if tuple([ahead.run.program for ahead in runs]) != form.programs or not form.programs:
+        if tuple([ahead.run.program for ahead in runs]) != form.programs or not (form.programs or _programs_of(last)):
+            # A client that asks again and again without any work does not need to be fast.
             return False
-        predicted = self._predict(form, end)
-        if predicted is None:
+        sends, predicted = self._sends(runs, covered), self._predict(form, end, runs)
+        if predicted is None or sends is None:
             return False
         batch, items, tensors = predicted
-        answer = self._send(batch, items, tensors) if items else None
+        answer = self._send(batch, items, tensors, end) if items else None
         if items and answer is None:
             return False
         self._expected.append(_Expected(batch, form, answer, sum(tensor.nbytes for tensor in tensors)))
         self._ahead.pinned = end
+        self._send_abroad(sends, end)
         return True
 
-    def _predict(self, form: _Form, end: int) -> tuple[Batch, list[Item], list[torch.Tensor]] | None:
+    def _sends(self, runs: Sequence[RunAhead], start: int) -> list[tuple[Send, Any]] | None:
+        """Return the values that go to other sessions, as they are then; ``None`` if they cannot be sent ahead."""
+        sends: list[tuple[Send, Any]] = []
+        for index, ahead in enumerate(runs, start + 1):
+            if isinstance(ahead.exchange, Send):
+                values = self._ahead.values((ahead.exchange.handle,), self._value_of)
+                if values is None or self._ahead.is_written_after(values[0], index):
+                    return None
+                sends.append((ahead.exchange, values[0]))
+        if sends and (self._abroad is None or not self._is_quiet() or not self._abroad.can_send(
+                [value for _, value in sends])):
+            return None
+        return sends
+
+    def _send_abroad(self, sends: Sequence[tuple[Send, Any]], end: int) -> None:
+        """Send values to other sessions, which assume the expected batches."""
+        if not sends or self._abroad is None:
+            return
+        digest = digest_of_batches([encode(expected.batch) for expected in self._expected])
+        own = Assumed(self._abroad.session, self._abroad.epoch, self._received, self._received + len(self._expected),
+                      digest)
+        for command, value in sends:
+            self._abroad.send(command, value, (own, *self._ahead.assumed(end)))
+
+    def _predict(
+        self, form: _Form, end: int, runs: Sequence[RunAhead],
+    ) -> tuple[Batch, list[Item], list[torch.Tensor]] | None:
         """Return the batch of a form after ``end`` runs ahead, what answers it, and the tensors of that."""
         fetched, described = ([found for place in places if (found := self._ahead.output_at(*place, end))]
                               for places in (form.fetched, form.described))
@@ -288,7 +348,7 @@ class EarlyAnswers:
                              for value in values]
         items += map(metadata_of, metadata)
         batch = Batch(
-            [RunDelta(program) for program in form.programs], tuple([handle for handle, _ in fetched]),
+            [ahead.command for ahead in runs], tuple([handle for handle, _ in fetched]),
             tuple([handle for handle, _ in described]), synchronize=bool(described), phase=form.phase)
         return batch, items, tensors
 
@@ -310,20 +370,24 @@ class EarlyAnswers:
         return values
 
     def _send(
-        self, batch: Batch, items: Sequence[Item], tensors: list[torch.Tensor],
+        self, batch: Batch, items: Sequence[Item], tensors: list[torch.Tensor], end: int,
     ) -> tuple[Result, list[torch.Tensor]] | None:
         """Send the answer to a batch, unless it would contain more than values, or is too much."""
         size_bytes = sum(expected.size_bytes for expected in self._expected) + sum(tensor.nbytes for tensor in tensors)
         if size_bytes > MAX_EARLY_BYTES or not self._is_quiet() or not self._channel.is_clear:
             return None
+        assumed = self._ahead.assumed(end)
+        if len(assumed) > MAX_ASSUMED:
+            return None
         batches = [encode(expected.batch) for expected in self._expected]
         result = Result(tuple(items), run_ns=self._take_run_ns(),
-                        assumes=digest_of_batches([*batches, encode(batch)]), since=self._received)
+                        assumes=digest_of_batches([*batches, encode(batch)]), since=self._received,
+                        others=encode_assumed(assumed))
         if not self._channel.send_early(self._received + len(batches) + 1, result, tensors):
             return None
         self.sent += 1
         return result, tensors
 
 
-def _programs_of(batch: Batch) -> _Programs:
-    return tuple([command.program for command in batch.commands if isinstance(command, (Run, RunDelta))])
+def _programs_of(known: _Form | _Programs | None) -> _Programs:
+    return known.programs if isinstance(known, _Form) else known or ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 import threading
 import time
@@ -21,6 +22,7 @@ import torch
 
 from djinn.errors import PeerError, ProtocolError
 from djinn.wire.messages import MAILBOX_BYTES, ValueTransfer
+from djinn_lib_service.assumptions import AheadNote, note_of
 
 MAX_UNCLAIMED_BYTES = 256 * 2**20
 """Bytes from one sender that may be unclaimed before the mailbox takes in no more."""
@@ -30,6 +32,8 @@ MAX_SENDERS = 1024
 """Most senders connected at a time, and most ended senders remembered."""
 ABSENCE_S = 120.0
 """How long a receiver waits for a sender that has never connected."""
+MAX_AHEAD_BYTES = 8 * 2**20
+"""Bytes of values from one sender that were sent ahead and not requested yet. A sender never exceeds it."""
 TRANSFER_BYTES = 1024
 """Bytes that a transfer counts in addition to its content."""
 TICK_S = 0.25
@@ -45,11 +49,13 @@ class Delivery:
         sender: Name of the sending session.
         close: Ends the connection; called from another thread.
         held_bytes: Bytes it has delivered that are still unclaimed.
+        ahead_bytes: Bytes it has delivered ahead, which were not requested there yet.
     """
 
     sender: str
     close: Callable[[], None]
     held_bytes: int = 0
+    ahead_bytes: int = 0
 
 
 @attrs.frozen
@@ -80,6 +86,10 @@ class Mailbox:
         self._absence_s = absence_s
         self._changed = threading.Condition()
         self._held: dict[tuple[str, int], _Held] = {}
+        self._ahead: dict[tuple[str, int], _Held] = {}
+        """Values that were sent ahead, and not requested there yet."""
+        self._bell: tuple[int, int] | None = None
+        """The ends of a pipe that has a byte when something was sent ahead since."""
         self._deliveries: dict[Delivery, None] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._waiting = 0
@@ -89,7 +99,7 @@ class Mailbox:
     def held_bytes(self) -> int:
         """Bytes of all waiting values."""
         with self._changed:
-            return sum(held.size_bytes for held in self._held.values())
+            return sum(held.size_bytes for held in (*self._held.values(), *self._ahead.values()))
 
     def begin(self, sender: str, close: Callable[[], None] = lambda: None) -> Delivery:
         """Register a sender.
@@ -114,6 +124,7 @@ class Mailbox:
                 return
             del self._deliveries[delivery]
             if not self._is_connected(delivery.sender):
+                self._void(delivery)
                 self._ended[delivery.sender] = reason
                 while len(self._ended) > MAX_SENDERS:
                     self._ended.popitem(last=False)
@@ -132,6 +143,7 @@ class Mailbox:
         Ownership:
             The tensors belong to the receiver after this call.
         """
+        note = note_of(transfer)
         length = TRANSFER_BYTES + sum(tensor.nbytes for tensor in tensors)
         if not tensors:
             length += len(msgspec.msgpack.encode(transfer))
@@ -139,6 +151,11 @@ class Mailbox:
             if self._closed:
                 raise _closed()
             key = delivery.sender, transfer.transfer
+            if note is not None:
+                self._noted(delivery, note, _Held(delivery, transfer, tensors, length))
+                self._changed.notify_all()
+                return
+            self._forget_ahead(key)
             if key in self._held:
                 raise ProtocolError(f"ValueTransfer {transfer.transfer} came twice.")
             if delivery.held_bytes + length > self._max_held_bytes:
@@ -174,6 +191,76 @@ class Mailbox:
             self._changed.notify_all()
         return held.transfer, held.tensors
 
+    def _noted(self, delivery: Delivery, note: AheadNote, held: _Held) -> None:
+        """Process a value that was sent ahead, or what became of such values."""
+        key = delivery.sender, held.transfer.transfer
+        if note.stage == "void":
+            self._void(delivery)
+            return
+        if note.stage == "value":
+            self._forget_ahead(key)
+            if delivery.ahead_bytes + held.size_bytes > MAX_AHEAD_BYTES:
+                raise ProtocolError(f"More than {MAX_AHEAD_BYTES} bytes were sent ahead.")
+            delivery.ahead_bytes += held.size_bytes
+            self._ahead[key] = held
+            self._ring()
+            return
+        ahead = self._ahead.get(key)
+        if ahead is None or key in self._held:
+            raise ProtocolError(f"ValueTransfer {held.transfer.transfer} was not sent ahead.")
+        self._forget_ahead(key)
+        transfer = msgspec.structs.replace(ahead.transfer, told=held.transfer.told)
+        self._held[key] = attrs.evolve(ahead, transfer=transfer)
+        delivery.held_bytes += ahead.size_bytes
+
+    def _forget_ahead(self, key: tuple[str, int]) -> None:
+        ahead = self._ahead.pop(key, None)
+        if ahead is not None:
+            ahead.delivery.ahead_bytes -= ahead.size_bytes
+
+    def _void(self, delivery: Delivery) -> None:
+        for key in [key for key, held in self._ahead.items() if held.delivery is delivery]:
+            self._forget_ahead(key)
+
+    def peek(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor], bool] | None:
+        """Look at a transfer that is here, and leave it.
+
+        Returns:
+            The transfer, its tensors, and whether it was requested there; ``None`` if it is not here.
+        """
+        key = sender, number
+        with self._changed:
+            requested = self._held.get(key)
+            held = requested or self._ahead.get(key)
+        return None if held is None else (held.transfer, held.tensors, requested is not None)
+
+    def bell(self) -> int:
+        """Return a descriptor that is readable when something was sent ahead since the last call of `hush`.
+
+        Returns:
+            -1 if the mailbox is closed. The descriptor is closed with it.
+        """
+        with self._changed:
+            if self._closed:
+                return -1
+            if self._bell is None:
+                self._bell = os.pipe()
+                for end in self._bell:
+                    os.set_blocking(end, False)
+            return self._bell[0]
+
+    def hush(self) -> None:
+        """Make the descriptor unreadable until something else is sent ahead."""
+        if self._bell is not None:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._bell[0], 64)
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            # A full pipe rings already.
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._bell[1], b"\0")
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Lift the limit for senders while the receiver waits for another session."""
@@ -191,6 +278,10 @@ class Mailbox:
         with self._changed:
             self._closed = True
             self._held.clear()
+            self._ahead.clear()
+            bell, self._bell = self._bell, None
+            for end in bell or ():
+                os.close(end)
             deliveries = list(self._deliveries)
             self._changed.notify_all()
         for delivery in deliveries:

@@ -60,6 +60,9 @@ class Post(Protocol):
             PeerError: The transfer will not arrive.
         """
 
+    def peek(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor], bool] | None:
+        """Look at a transfer, also one that was sent ahead; see `djinn_lib_service.mailbox.Mailbox.peek`."""
+
 
 @attrs.frozen
 class _Peer:
@@ -137,6 +140,10 @@ class PeerExchange:
     def receive(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor]]:
         """Wait for a transfer; see `Post.receive`."""
         return self._mailbox.take(sender, number, self._is_gone)
+
+    def peek(self, sender: str, number: int) -> tuple[ValueTransfer, Sequence[torch.Tensor], bool] | None:
+        """Look at a transfer; see `Post.peek`."""
+        return self._mailbox.peek(sender, number)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Close the connections to all peers. Never raises; may be called twice or from another thread.

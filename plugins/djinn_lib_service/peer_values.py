@@ -12,10 +12,13 @@ from djinn.errors import PeerError, ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Failure, Peer, Plain, Poisoned, Receive, Send, ValueTransfer
 from djinn_lib_service import transfers
+from djinn_lib_service.assumptions import AheadNote, noted
 from djinn_lib_service.kinds import RandomState, SessionMemory
 from djinn_lib_service.peer_exchange import Post
+from djinn_lib_service.peers_ahead import PeersAhead
 from djinn_lib_service.reports import Failures
 from djinn_lib_service.session_values import SessionValues
+from djinn_lib_service.speculation import Speculator
 
 __all__ = ("PeerValues",)
 
@@ -32,14 +35,20 @@ class PeerValues:
         memory: The memory of the values.
         random: The session's random numbers, which can be sent and received like a value.
         failures: Records failures, also those that arrive with values.
+        ahead: What has run ahead.
+
+    Attributes:
+        abroad: How values are exchanged before that is requested; ``None`` if they are not.
 
     Concurrency:
         One thread at a time. It holds the memory's lock while it handles values, but not while it waits for others.
     """
 
     def __init__(self, post: Post | None, values: SessionValues, memory: SessionMemory, random: RandomState,
-                 failures: Failures) -> None:
+                 failures: Failures, ahead: Speculator) -> None:
         self._post = post
+        self._ahead = ahead
+        self.abroad: PeersAhead | None = None
         self._values = values
         self._memory = memory
         self._random = random
@@ -50,17 +59,55 @@ class PeerValues:
         self._failures.attempt(lambda: self._carrier().connect(command.peer, command.address, command.mailbox))
 
     def send(self, command: Send) -> None:
-        """Send a value, or the failure that stands for it."""
-        self._failures.attempt(lambda: self._sent(command))
+        """Send a value, or the failure that stands for it, unless it was sent ahead."""
+        with self._memory.lock:
+            is_sent = self._ahead.exchanged(command) is not None and (
+                self.abroad is not None and self.abroad.is_sent(command))
+            self._memory.release()
+        self._failures.attempt(lambda: self._confirmed(command) if is_sent else self._sent(command))
 
     def receive(self, command: Receive) -> None:
         """Wait for a value, and add it."""
+        with self._memory.lock:
+            ahead = self._ahead.exchanged(command)
+            self._memory.release()
         arrived = self._failures.attempt(lambda: self._carrier().receive(command.sender, command.transfer))
         with self._memory.lock:
-            values = arrived if isinstance(arrived, Poisoned) else self._failures.attempt(
-                lambda: self._unpacked(command, *arrived))
+            if isinstance(arrived, Poisoned):
+                self._ahead.drop()
+                values: list[Any] | Poisoned = arrived
+            elif ahead is not None and arrived[0].item is ahead.arrived:
+                for failure in arrived[0].told:
+                    self._failures.adopt(failure)
+                values = ahead.outputs
+            else:
+                self._ahead.drop()
+                values = self._failures.attempt(lambda: self._unpacked(command, *arrived))
             self._add(command, values)
             self._memory.release()
+
+    def begin_ahead(self) -> PeersAhead | None:
+        """Begin to exchange values before that is requested; return how, if this session exchanges values."""
+        if self._post is not None:
+            self.abroad = PeersAhead(self._post, self._unpacked_ahead, self._values.read)
+            self._ahead.abroad = self.abroad
+        return self.abroad
+
+    def _unpacked_ahead(self, transfer: ValueTransfer, tensor: torch.Tensor | None) -> Any:
+        if isinstance(transfer.item, Plain):
+            return messages.from_wire(transfer.item.value)
+        assert tensor is not None
+        return transfers.unpack(transfer, tensor, self._values.adopt)
+
+    def _confirmed(self, command: Send) -> None:
+        """Tell the receiver of a value that was sent ahead that it is requested now."""
+        post = self._carrier()
+        post.send(command.peer, noted(ValueTransfer(command.transfer, told=self._told()), AheadNote("requested")), ())
+
+    def _told(self) -> tuple[Failure, ...]:
+        """Return the failures that happened before a value is sent: its receiver also gets them."""
+        session = self._carrier().session
+        return tuple(self._failures.of_others(failure, session) for failure in self._failures.pending[:MAX_TOLD])
 
     def _carrier(self) -> Post:
         if self._post is None:
@@ -75,8 +122,7 @@ class PeerValues:
         if isinstance(packed, Poisoned):
             packed = ValueTransfer(command.transfer, failure=failures.told_to_others(packed, post.session)), ()
         transfer, tensors = packed
-        # The receiver of the value also gets the failures that happened before it was sent.
-        told = tuple(failures.of_others(failure, post.session) for failure in failures.pending[:MAX_TOLD])
+        told = self._told()
         post.send(command.peer, msgspec.structs.replace(transfer, told=told) if told else transfer, tensors)
 
     def _packed(self, command: Send, session: str) -> tuple[ValueTransfer, Sequence[torch.Tensor]] | Poisoned:

@@ -23,6 +23,8 @@ __all__ = ("ResumableChannel", "ResumableSessions", "digest_of")
 
 log = logging.getLogger("djinn.server")
 _GOODBYE = Goodbye()
+TICK_S = 0.25
+"""How often a thread that waits for something else, too, looks whether its connection was replaced."""
 REASON_S = 0.5
 """How long an answer that is being sent may delay the message that says why the session ends."""
 
@@ -33,6 +35,18 @@ class _Pollable(Channel, Protocol):
 
     def is_ready(self) -> bool:
         """Whether `receive` would return without waiting."""
+
+
+@runtime_checkable
+class _Wakeable(Channel, Protocol):
+    """Optional methods of a channel; see `djinn_lib_service.kinds.transport.Channel`."""
+
+    def wait_with(self, descriptor: int, timeout_s: float) -> bool:
+        """Wait until there is something to receive, until a descriptor is readable, or for some time.
+
+        Returns:
+            Whether the descriptor is readable.
+        """
 
 
 @runtime_checkable
@@ -275,6 +289,19 @@ class ResumableChannel:
         """Whether `receive` would start without waiting."""
         line = self._line
         return self._is_over or (line is not None and (line.pollable is None or line.pollable.is_ready()))
+
+    def wait_with(self, descriptor: int) -> bool:
+        """Wait until a descriptor is readable or `receive` would start without waiting.
+
+        Returns:
+            Whether `receive` would wait; ``False`` also if this connection cannot wait for both.
+        """
+        while True:
+            line = self._line
+            if line is None or not isinstance(line.channel, _Wakeable) or self.is_ready():
+                return False
+            if line.channel.wait_with(descriptor, TICK_S):
+                return not self.is_ready()
 
     @property
     def is_connected(self) -> bool:

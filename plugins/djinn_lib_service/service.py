@@ -98,7 +98,7 @@ class SessionService:
         self._runs = ProgramRuns(self._programs, self._values, self.memory, self._random, self._failures,
                                  self._predictor, self.ahead, self._run_time, self._warnings, turns, spare,
                                  is_limited=self._is_limited)
-        self._peers = PeerValues(post, self._values, self.memory, random, self._failures)
+        self._peers = PeerValues(post, self._values, self.memory, random, self._failures, self.ahead)
         self._lock, self._release = self.memory.lock, self.memory.release
         self._uploads: Iterator[torch.Tensor] = iter(())
         """Tensors of the current batch that no command has taken yet."""
@@ -106,7 +106,7 @@ class SessionService:
             Run: self._runs.run, RunDelta: self._runs.run, Free: self._free, Copy: self._copy, Upload: self._upload,
             UploadByDigest: self._recall, Define: self._define, Forget: self._forget, Seed: self._seed}
         self._elsewhere: Mapping[type, Callable[[Any], None]] = {
-            Send: self._peers.send, Receive: self._receive, Peer: self._peers.connect}
+            Send: self._peers.send, Receive: self._peers.receive, Peer: self._peers.connect}
         """Commands that other sessions take part in."""
 
     @property
@@ -146,7 +146,7 @@ class SessionService:
         if self._is_limited:
             return
         self.early = EarlyAnswers(self.ahead, channel, self._ready_value, self._values.read, self._is_quiet,
-                                  self._run_time.take)
+                                  self._run_time.take, self._peers.begin_ahead())
 
     def _ready_value(self, handle: int) -> Any:
         self.memory.use((handle,))
@@ -228,7 +228,7 @@ class SessionService:
             self._release()
 
     def _free(self, command: Free) -> None:
-        self.ahead.freed(command.handles)
+        self.ahead.exchanged(command)
         self._values.free(command.handles)
 
     def _copy(self, command: Copy) -> None:
@@ -258,12 +258,6 @@ class SessionService:
     def _seed(self, command: Seed) -> None:
         self.ahead.drop()
         self._failures.attempt(lambda: self._random.seed(command.seed))
-
-    def _receive(self, command: Receive) -> None:
-        with self._lock:
-            self.ahead.drop()
-            self._release()
-        self._peers.receive(command)
 
     def later_values(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         """Return the values that the client of an executed batch asked for without waiting, and their tensors."""
@@ -298,7 +292,8 @@ class SessionService:
         with self.memory.lock:
             try:
                 went = self._runs.run_ahead()
-                if went and self.early is not None:
+                if self.early is not None:
+                    # Also if nothing ran: what is ahead may suffice for a batch that is expected only now.
                     self.early.give()
                 return went
             finally:

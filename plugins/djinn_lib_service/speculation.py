@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
 
 from djinn.errors import ProtocolError
-from djinn.wire.messages import Run, RunDelta
+from djinn.wire.messages import Command, Free, Receive, Run, RunDelta, Send
+from djinn_lib_service.assumptions import Assumed, merged
 from djinn_lib_service.delta import PredictedRuns, RunPredictor
+from djinn_lib_service.exchange_forecast import Exchange, ExchangeForecast, run_of
 from djinn_lib_service.kinds import RandomState
 from djinn_lib_service.kinds.executor import Undo
 
@@ -30,6 +32,8 @@ MOST_CONFIDENT = 3 * CONFIDENT
 """Repetitions beyond this do not count: then two exceptions, such as the ends of loops, do not end the confidence."""
 MAX_AHEAD = 32
 """Most runs that can be ahead."""
+MAX_STEPS_AHEAD = 4 * MAX_AHEAD
+"""Most runs and exchanges that can be ahead."""
 FEW_AHEAD = 4
 """Runs that can be ahead whatever their results need. Further ones are measured when they run."""
 MIN_RESULT_BYTES = 2 * 2**20
@@ -45,14 +49,17 @@ MAX_RECENT = 64
 
 @attrs.frozen
 class RunAhead:
-    """A run that the client has not requested yet.
+    """A run, or an exchange, that the client has not requested yet.
 
     Attributes:
-        run: The run.
+        run: The run; for an exchange, what it is remembered as.
         outputs: Its results.
         new_bytes: Bytes of the storages that it has made for them; 0 for one of the first `FEW_AHEAD`.
         random: The state of the session's random numbers before it, if it drew some.
         undo: What it has overwritten, if it wrote to values.
+        exchange: The exchange, if it is one.
+        arrived: The value that it has received from another session, as that is known to `Abroad`.
+        assumes: What that value assumes.
     """
 
     run: Run
@@ -60,6 +67,31 @@ class RunAhead:
     new_bytes: int = 0
     random: torch.Tensor | None = None
     undo: Undo | None = None
+    exchange: Exchange | None = None
+    arrived: Any = None
+    assumes: tuple[Assumed, ...] = ()
+
+    @property
+    def command(self) -> Command:
+        """The command by which the client is expected to request it."""
+        return RunDelta(self.run.program) if self.exchange is None else self.exchange
+
+
+class Abroad(Protocol):
+    """How a session that runs ahead exchanges values with others before that is requested.
+
+    Concurrency:
+        One thread at a time.
+    """
+
+    def look(self, command: Receive) -> RunAhead | None:
+        """Return a value that another session has sent ahead; ``None`` if there is none yet, or it is void."""
+
+    def is_valid(self, ahead: RunAhead) -> bool:
+        """Whether a value that was received ahead is not void yet."""
+
+    def withdraw(self) -> None:
+        """Tell the other sessions that what was sent to them ahead is void."""
 
 
 @attrs.frozen
@@ -100,7 +132,11 @@ class Speculator:
         hits: Runs that had already run ahead when the client requested them.
         misses: Runs that ran ahead and were dropped.
         is_repeating: Whether a program may be ahead several times, as is useful if values are sent to the client early.
-        pinned: How many runs, the next ones, have given a value that was sent to the client early.
+        pinned: How many runs, the next ones, have given a value that was sent to the client or another session early.
+        abroad: Exchanges values with other sessions ahead; ``None`` if that is impossible.
+        awaits: Whether the next step ahead is to receive a value that is not here yet.
+        steps: Numbers of the programs and exchanges that were requested since this list was cleared; 0 for one that
+            cannot be predicted.
 
     Concurrency:
         One thread at a time.
@@ -120,6 +156,10 @@ class Speculator:
         self.misses = 0
         self.is_repeating = False
         self.pinned = 0
+        self._exchanges = ExchangeForecast(self.place_of)
+        self.abroad: Abroad | None = None
+        self.awaits = False
+        self.steps: list[int] = []
 
     def asked(self, command: Run | RunDelta) -> list[Any] | None:
         """Process a requested run; call this before the forecast sees the run.
@@ -128,6 +168,8 @@ class Speculator:
             Its results, if the run is already ahead.
         """
         program = command.program
+        self.steps.append(program)
+        self._exchanges.ran()
         is_expected = type(command) is RunDelta and command == RunDelta(program)
         is_hit = bool(self._ahead) and is_expected and self._ahead[0].run.program == program
         self._learn(program, is_expected=is_expected, is_wasted=bool(self._ahead) and not is_hit)
@@ -135,11 +177,42 @@ class Speculator:
             self.drop()
             return None
         self.hits += 1
+        return self._taken().outputs
+
+    def _taken(self) -> RunAhead:
         self.pinned = max(0, self.pinned - 1)
-        outputs = self._ahead.popleft().outputs
+        taken = self._ahead.popleft()
         if not self._ahead:
             self._forecast.clear()
-        return outputs
+            self._exchanges.clear()
+        return taken
+
+    def exchanged(self, command: Exchange) -> RunAhead | None:
+        """Process a requested exchange, before it is carried out.
+
+        Returns:
+            The exchange, if it is already ahead.
+        """
+        next_ahead = self._ahead[0] if self._ahead else None
+        is_hit = next_ahead is not None and next_ahead.exchange == command
+        if isinstance(command, Free) and self._last >= 0 and not is_hit:
+            # Only what follows another exchange follows it each time: other values die at any time.
+            self.steps.append(0)
+            self.freed(command.handles)
+            return None
+        number = self._exchanges.number_of(command)
+        self.steps.append(number or 0)
+        if number is None:
+            self.drop()
+            self._last = 0
+            return None
+        is_expected = self._exchanges.requested(number, command)
+        self._learn(number, is_expected=is_expected, is_wasted=next_ahead is not None and not is_hit)
+        taken = self._taken() if is_hit else None
+        if taken is None:
+            self.drop()
+        self._recent.append(run_of(number, command))
+        return taken
 
     def _learn(self, program: int, *, is_expected: bool, is_wasted: bool) -> None:
         follower, times = self._followers.get(self._last, (0, 0))
@@ -216,17 +289,28 @@ class Speculator:
     def shed(self) -> None:
         """Drop the runs ahead that can be repeated, because memory is short: those without a value sent early."""
         state: torch.Tensor | None = None
+        is_sent = False
         while len(self._ahead) > self.pinned:
             gone = self._ahead.pop()
             state = state if gone.random is None else gone.random
             if gone.undo is not None:
                 gone.undo.restore()
-            self.misses += 1
+            self.misses += gone.exchange is None
+            is_sent |= isinstance(gone.exchange, Send)
+        if is_sent and self.abroad is not None:
+            self.abroad.withdraw()
         if state is not None:
             self._random.set(state)
         self._forecast.clear()
+        self._exchanges.clear()
         for ahead in self._ahead:
+            self._follow(ahead)
+
+    def _follow(self, ahead: RunAhead) -> None:
+        if ahead.exchange is None:
             self._forecast.follow(ahead.run)
+        else:
+            self._exchanges.follow(ahead.run.program, ahead.exchange)
 
     @property
     def undo_left_bytes(self) -> int:
@@ -291,15 +375,21 @@ class Speculator:
         """
         before = self._end
         program, _ = self._next()
-        if not self.is_certain or len(self._ahead) >= self._most_ahead(held_bytes):
+        self.awaits = False
+        if not self.is_certain or not self._has_room(held_bytes):
             return False
+        if self.abroad is not None and not all(map(self.abroad.is_valid, self._ahead)):
+            self.drop()
+            return False
+        if program < 0:
+            return self._exchange(program, value_of)
         if not self.is_repeating and any(ahead.run.program == program for ahead in self._ahead):
             return False
         try:
             expected = self._forecast.expected(program)
         except ProtocolError:
             return False
-        inputs = self._values(expected.inputs, value_of)
+        inputs = self.values(expected.inputs, value_of)
         if inputs is None:
             return False
         made = run(expected, inputs)
@@ -307,15 +397,44 @@ class Speculator:
             self._followers[before] = program, 0
             return False
         self._ahead.append(made)
-        self._forecast.follow(expected)
+        self._follow(made)
         return True
 
-    def _most_ahead(self, held_bytes: int) -> int:
-        """Return how many runs may be ahead."""
-        limit_bytes = max(MIN_RESULT_BYTES, held_bytes // RESULT_SHARE)
-        return FEW_AHEAD if sum(ahead.new_bytes for ahead in self._ahead) >= limit_bytes else MAX_AHEAD
+    def _exchange(self, number: int, value_of: Callable[[int], Any]) -> bool:
+        """Carry out one more exchange ahead; return whether that was possible."""
+        command = self._exchanges.expected(number, self._handle_at)
+        if command is None or self.abroad is None:
+            return False
+        if isinstance(command, Receive):
+            made = self.abroad.look(command)
+            self.awaits = made is None
+            if made is None:
+                return False
+            made = attrs.evolve(made, run=run_of(number, command))
+        else:
+            made = RunAhead(run_of(number, command), [], exchange=command)
+            if isinstance(command, Send) and self.values((command.handle,), value_of) is None:
+                return False
+        self._ahead.append(made)
+        self._follow(made)
+        return True
 
-    def _values(self, handles: Sequence[int], value_of: Callable[[int], Any]) -> list[Any] | None:
+    def _handle_at(self, back: int, position: int) -> int | None:
+        found = self.output_at(back, position, len(self._ahead))
+        return None if found is None else found[0]
+
+    def assumed(self, end: int) -> tuple[Assumed, ...]:
+        """Return what the first ``end`` runs ahead assume of other sessions."""
+        return merged(one for ahead in islice(self._ahead, end) for one in ahead.assumes)
+
+    def _has_room(self, held_bytes: int) -> bool:
+        """Whether one more run may be ahead."""
+        limit_bytes = max(MIN_RESULT_BYTES, held_bytes // RESULT_SHARE)
+        is_few = sum(ahead.new_bytes for ahead in self._ahead) >= limit_bytes
+        runs = sum(ahead.exchange is None for ahead in self._ahead)
+        return runs < (FEW_AHEAD if is_few else MAX_AHEAD) and len(self._ahead) < MAX_STEPS_AHEAD
+
+    def values(self, handles: Sequence[int], value_of: Callable[[int], Any]) -> list[Any] | None:
         """Return the values of handles as they will be after the runs ahead; ``None`` if there is none for one."""
         made: dict[int, Any] = {}
         for ahead in self._ahead:

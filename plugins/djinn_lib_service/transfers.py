@@ -18,6 +18,7 @@ from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import AliasedTensor, Failure, Layout, Plain, TensorHeader, ValueTransfer
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named, header_of, is_dense
+from djinn_lib_service.assumptions import note_of
 from djinn_lib_service.frames import MAX_BODY_BYTES
 from djinn_lib_service.tensor_bytes import MAX_DIMENSIONS, empty_from, size_bytes
 
@@ -142,7 +143,11 @@ def check(transfer: ValueTransfer) -> None:
     Raises:
         ProtocolError: The description is inconsistent.
     """
-    if (transfer.item is None) == (transfer.failure is None):
+    note = note_of(transfer)
+    if note is not None and (transfer.members or transfer.failure
+                             or (note.stage != "value") != (transfer.item is None)):
+        raise ProtocolError("Only a value can be sent ahead.")
+    if note is None and (transfer.item is None) == (transfer.failure is None):
         raise ProtocolError("A transfer holds either a value or a failure.")
     if transfer.members:
         _check_members(transfer)

@@ -359,7 +359,7 @@ class Server:
             self.sessions.add(HeldSession(session, key_digest, steady, service, post, place, mailbox, names))
             try:
                 with serving(names):
-                    self._answer_all(names, allowance, meter, place)
+                    self._answer_all(names, allowance, meter, place, mailbox)
             finally:
                 place.carried_out()
                 self._resumable.remove(key)
@@ -416,7 +416,8 @@ class Server:
         return msgspec.structs.replace(made, programs=self._line.slowest_programs(),
                                        named=self._named.names()[:MAX_NAMED])
 
-    def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot) -> None:
+    def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot,
+                    mailbox: Mailbox) -> None:
         channel, service = names.channel, names.service
         channel.settle = lambda: allowance.settle(service.live_handles)
 
@@ -429,11 +430,20 @@ class Server:
                 names.settle()
                 self._tidy(channel)
                 place.carried_out(has_more=place.is_wanted and channel.is_ready())
-                while (self._looks_ahead and service.can_look_ahead and not place.is_wanted
-                       and not channel.is_ready() and service.look_ahead()):
-                    pass
+                self._look_ahead(channel, service, place, mailbox)
         finally:
             channel.settle = _nothing
+
+    def _look_ahead(self, channel: ResumableChannel, service: SessionService, place: SessionSlot,
+                    mailbox: Mailbox) -> None:
+        """Run ahead until there is a batch, or nothing to run; then the values of other sessions may come ahead."""
+        while self._looks_ahead:
+            while (service.can_look_ahead and not place.is_wanted and not channel.is_ready()
+                   and service.look_ahead()):
+                pass
+            if not service.ahead.awaits or (bell := mailbox.bell()) < 0 or not channel.wait_with(bell):
+                return
+            mailbox.hush()
 
     def _tidy(self, channel: ResumableChannel) -> None:
         """Return the memory of received uploads to the system; the C library would keep it in pieces of their size."""

@@ -122,7 +122,7 @@ class SocketConnection(MessageReader):
         if self._resuming.resume and self.welcome.resume:
             self._again, self._options = again, options
             self._end = ClientEnd(self._sequence, self._resuming.resume_bytes, self._copies.release)
-            self._early.accept(wanted=self._resuming.early_answers)
+            self._early.accept(self.welcome.session, wanted=self._resuming.early_answers)
             watch(self)
 
     @property
@@ -322,6 +322,8 @@ class SocketConnection(MessageReader):
             if sequence != self._sequence:
                 raise ProtocolError(f"It answered frame {sequence}, not {self._sequence}.")
         elif not self._end.answer(sequence):
+            if self._early.is_repeated(sequence):
+                self._settled = after(self._settled, message)
             return None
         if sequence >= self._owed:
             self._owed = 0

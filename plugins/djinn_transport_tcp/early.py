@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
@@ -29,11 +30,13 @@ class EarlyReplies:
         self._inbox: EarlyInbox | None = None
         self._wanted = 0
         """How many values the last batch that needs an answer asks for."""
+        self._repeated: deque[int] = deque()
+        """Batches whose early answers were used, and that are answered once more."""
         self.used = 0
 
-    def accept(self, *, wanted: bool) -> None:
-        """Accept them, if they are wanted."""
-        self._inbox = EarlyInbox() if wanted else None
+    def accept(self, session: str, *, wanted: bool) -> None:
+        """Accept them for a session, if they are wanted."""
+        self._inbox = EarlyInbox(session) if wanted else None
 
     def sent(self, number: int, batch: Batch, frame: memoryview) -> None:
         """Note a batch that is about to be sent, and the first part of its frame."""
@@ -58,4 +61,12 @@ class EarlyReplies:
         if found is not None:
             end.answered_early(number)
             self.used += 1
+            if found[0].others:
+                self._repeated.append(number)
         return found
+
+    def is_repeated(self, number: int) -> bool:
+        """Whether a batch is answered once more, although its early answer was used: what it reports is news."""
+        while self._repeated and self._repeated[0] < number:
+            self._repeated.popleft()
+        return bool(self._repeated) and self._repeated.popleft() == number

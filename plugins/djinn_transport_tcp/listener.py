@@ -340,6 +340,14 @@ class SocketChannel:
         """Whether `receive` can start reading a message at once."""
         return self._frames.stream.is_ready()
 
+    def wait_with(self, descriptor: int, timeout_s: float) -> bool:
+        """Wait until there is something to receive, until a descriptor is readable, or for some time.
+
+        Returns:
+            Whether the descriptor is readable.
+        """
+        return self._frames.stream.wait_with(descriptor, timeout_s)
+
     def is_writable(self) -> bool:
         """Whether a small message can be sent without waiting."""
         return self._frames.stream.is_writable()

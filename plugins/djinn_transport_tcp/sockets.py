@@ -292,6 +292,22 @@ class ByteStream:
             # The next read shows the error.
             return True
 
+    def wait_with(self, descriptor: int, timeout_s: float) -> bool:
+        """Wait until there are bytes, until a descriptor is readable, or for some time.
+
+        Returns:
+            Whether the descriptor is readable.
+        """
+        if self.is_ready():
+            return False
+        # The next read shows the error of the connection.
+        with contextlib.suppress(OSError, ValueError):
+            poll = select.poll()
+            poll.register(self._socket, select.POLLIN)
+            poll.register(descriptor, select.POLLIN)
+            return any(ready == descriptor for ready, _ in poll.poll(timeout_s * 1000))
+        return False
+
     def is_writable(self) -> bool:
         """Whether a small message can be sent without waiting."""
         try:

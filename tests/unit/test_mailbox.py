@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.mailbox import MAX_SENDERS, InboxRegistry, Mailbox
+from djinn_lib_service.assumptions import AheadNote, noted
+from djinn_lib_service.mailbox import MAX_AHEAD_BYTES, MAX_SENDERS, InboxRegistry, Mailbox
+from djinn_lib_service.transfers import check
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.wire.messages import Plain, TensorHeader, ValueTransfer
+from djinn.wire.messages import AliasedTensor, Plain, TensorHeader, ValueTransfer
 
 SOON_S = 5.0
 SHORT_S = 0.1
@@ -229,3 +232,82 @@ def test_a_room_finds_the_mailboxes_that_are_open() -> None:
     assert room.find(other.key) is None
     with pytest.raises(PeerError):
         other.begin("a")
+
+
+def ahead(transfer: int, value: int) -> ValueTransfer:
+    return noted(ValueTransfer(transfer, Plain(value)), AheadNote("value"))
+
+
+def requested(transfer: int) -> ValueTransfer:
+    return noted(ValueTransfer(transfer), AheadNote("requested"))
+
+
+def test_what_was_sent_ahead_is_seen_and_taken_only_once_it_is_requested(pool: ThreadPoolExecutor) -> None:
+    box = mailbox()
+    sender = box.begin("a")
+    box.put(sender, ahead(1, 5), [])
+    seen = box.peek("a", 1)
+    assert seen is not None
+    assert (seen[0].item, seen[2]) == (Plain(5), False)
+    taken = pool.submit(box.take, "a", 1)
+    assert waits(taken)
+    box.put(sender, requested(1), [])
+    assert taken.result(SOON_S)[0].item is seen[0].item
+    assert box.held_bytes == 0
+
+
+def test_what_was_sent_ahead_is_replaced_by_what_is_sent_on_request() -> None:
+    box = mailbox()
+    sender = box.begin("a")
+    box.put(sender, ahead(1, 5), [])
+    box.put(sender, number(1), [])
+    assert box.take("a", 1)[0] == number(1)
+    assert box.peek("a", 1) is None
+
+
+def test_what_is_void_is_gone_and_cannot_be_requested() -> None:
+    box = mailbox()
+    sender, other = box.begin("a"), box.begin("b")
+    box.put(sender, ahead(1, 5), [])
+    box.put(other, ahead(1, 6), [])
+    box.put(sender, noted(ValueTransfer(1), AheadNote("void")), [])
+    assert box.peek("a", 1) is None
+    assert box.peek("b", 1) is not None
+    with pytest.raises(ProtocolError, match="was not sent ahead"):
+        box.put(sender, requested(1), [])
+    box.end(other, "it has ended")
+    assert box.peek("b", 1) is None
+    assert box.held_bytes == 0
+
+
+def test_more_than_a_bound_cannot_be_sent_ahead() -> None:
+    box = mailbox()
+    sender = box.begin("a")
+    transfer, tensors = kibibytes(1, MAX_AHEAD_BYTES // 1024)
+    with pytest.raises(ProtocolError, match="sent ahead"):
+        box.put(sender, noted(transfer, AheadNote("value")), tensors)
+
+
+@pytest.mark.parametrize("note", [b"\x00", b"\x91\xa1x", b"\xff" * 16])
+def test_an_invalid_note_is_refused(note: bytes) -> None:
+    with pytest.raises(ProtocolError, match="invalid note"):
+        check(ValueTransfer(1, Plain(1), ahead=note))
+
+
+def test_only_a_value_is_sent_ahead() -> None:
+    for transfer in (ValueTransfer(1), ValueTransfer(1, Plain(1), members=(AliasedTensor(),))):
+        with pytest.raises(ProtocolError, match="Only a value"):
+            check(noted(transfer, AheadNote("value")))
+
+
+def test_a_descriptor_is_readable_when_something_was_sent_ahead() -> None:
+    box = mailbox()
+    sender, bell = box.begin("a"), box.bell()
+    box.put(sender, number(1), [])
+    assert not select.select([bell], [], [], 0)[0]
+    box.put(sender, ahead(2, 5), [])
+    assert select.select([bell], [], [], SOON_S)[0]
+    box.hush()
+    assert not select.select([bell], [], [], 0)[0]
+    box.close()
+    assert box.bell() == -1

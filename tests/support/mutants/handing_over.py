@@ -161,8 +161,8 @@ MUTANTS = (
     mutant("failure-heard-by-nobody", "session.later_exact", "djinn_later.backend:LaterBackend._raise_unheard",
            "raise failure", "pass"),
     # Early answers.
-    mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.take",
-           "and digest_of_batches(batches) == result.assumes", "", over=SERVED),
+    mutant("guess-that-is-wrong-used", "session.pushed_is_asked", "djinn_lib_service.early_answers:EarlyInbox.has_sent",
+           "and digest_of_batches(batches) == digest", "", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
