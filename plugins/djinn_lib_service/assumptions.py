@@ -2,7 +2,7 @@
 
 A session that runs ahead may send a value to another session before its client has requested that. The value is the
 right one only if the client will send the batches that were predicted. So it travels with the digest of these batches.
-Whatever is computed from it assumes the same, and the client, which knows what it has sent to each of its sessions,
+All that is computed from it assumes the same, and the client, which knows its messages to each of its sessions,
 compares. See `djinn_lib_service.early_answers`.
 """
 

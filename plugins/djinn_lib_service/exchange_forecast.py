@@ -20,14 +20,14 @@ __all__ = ("Exchange", "ExchangeForecast", "run_of")
 Exchange: TypeAlias = Send | Receive | Free
 _Place = tuple[int, int]
 MAX_EXCHANGES = 256
-"""Most exchanges that are told apart."""
+"""Most exchanges that have numbers at a time."""
 MAX_FREED = 16
 """Most values that one of them frees."""
 
 
 @attrs.define(eq=False)
 class _Course:
-    """What is known of one exchange.
+    """The last of one exchange's commands, and how they continue.
 
     Attributes:
         last: The last one.

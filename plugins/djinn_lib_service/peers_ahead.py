@@ -113,7 +113,7 @@ class PeersAhead:
         return is_sent
 
     def withdraw(self) -> None:
-        """Tell the other sessions that what was sent to them ahead is void."""
+        """Make the values void that were sent to other sessions ahead."""
         if not self._sent:
             return
         self.epoch += 1

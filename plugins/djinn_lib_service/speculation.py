@@ -52,7 +52,7 @@ class RunAhead:
     """A run, or an exchange, that the client has not requested yet.
 
     Attributes:
-        run: The run; for an exchange, what it is remembered as.
+        run: The run, or an exchange in that form.
         outputs: Its results.
         new_bytes: Bytes of the storages that it has made for them; 0 for one of the first `FEW_AHEAD`.
         random: The state of the session's random numbers before it, if it drew some.
@@ -91,7 +91,7 @@ class Abroad(Protocol):
         """Whether a value that was received ahead is not void yet."""
 
     def withdraw(self) -> None:
-        """Tell the other sessions that what was sent to them ahead is void."""
+        """Make the values void that were sent to other sessions ahead."""
 
 
 @attrs.frozen

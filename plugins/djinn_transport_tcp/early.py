@@ -66,7 +66,7 @@ class EarlyReplies:
         return found
 
     def is_repeated(self, number: int) -> bool:
-        """Whether a batch is answered once more, although its early answer was used: what it reports is news."""
+        """Whether a batch is answered once more, although its early answer was used: its reports are news."""
         while self._repeated and self._repeated[0] < number:
             self._repeated.popleft()
         return bool(self._repeated) and self._repeated.popleft() == number
