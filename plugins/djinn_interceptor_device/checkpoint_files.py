@@ -18,7 +18,7 @@ import torch
 from djinn_lib_run.imports import follow_imports
 
 from djinn.record.devices import logical_device
-from djinn_interceptor_device import stored_storages
+from djinn_interceptor_device import files_read, stored_storages
 
 if TYPE_CHECKING:
     from djinn_lib_service.stored_models import StoreAnswer
@@ -39,6 +39,7 @@ _target: ContextVar[str | None] = ContextVar("djinn_target", default=None)
 
 def install() -> None:
     """Replace the functions once a program has imported their modules."""
+    files_read.install()
     follow_imports((_SAFETENSORS, _TRANSFORMERS, _DIFFUSERS, _PIPELINES), _adapt)
     read: Any = torch.serialization._load
     torch.serialization._load = stored_storages.noting_address(read)

@@ -13,7 +13,7 @@ from djinn.record import devices
 from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import divisions, histograms, index_pointers, jagged, remote_norms, zeros
+from djinn_interceptor_device import divisions, files_read, histograms, index_pointers, jagged, remote_norms, zeros
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
@@ -74,6 +74,8 @@ def to_copy(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict
         # There is nothing to send. Caches of models begin with such tensors.
         options = {"dtype": kwargs.get("dtype") or tensor.dtype, "device": devices.checked_device(device)}
         return record(session, aten.empty_strided.default, (tensor.size(), tensor.stride()), options)
+    if (stored := files_read.stored(session, tensor, device)) is not None:
+        return operator(stored, **{**kwargs, "device": stored.device}) if _converts(tensor, kwargs) else stored
     local = operator(tensor, **{**kwargs, "device": torch.device("cpu")}) if _converts(tensor, kwargs) else tensor
     made = session.upload(local, devices.checked_device(device))
     keep_uninitialized(made, tensor)

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_models import noted_files
 
 __all__ = ("find", "loading", "noting_address")
 
@@ -55,6 +56,8 @@ def loading(load: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callabl
     def torch_load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
         tensors = _stored(f, map_location) if isinstance(f, (str, os.PathLike)) and is_ours(map_location) else None
         if tensors is None:
+            if isinstance(f, (str, os.PathLike)):
+                noted_files.note(f)
             return load(f, map_location, *args, **options)
         with _noted(_Loading(tensors)):
             return load(f, map_location, *args, **{**options, "mmap": True})

@@ -20,7 +20,7 @@ import msgspec
 from djinn_lib_service.cache_files import cache_folder, write_whole
 from msgspec import Meta
 
-__all__ = ("digest_of",)
+__all__ = ("FileIdentity", "digest_of", "identified", "identity_in", "identity_of")
 
 MAX_FILES = 1000
 """Most files that are remembered."""
@@ -37,7 +37,9 @@ COARSE_NS = 10**6
 _BLOB = re.compile(r"[0-9a-f]{64}")
 
 
-class _Identity(msgspec.Struct, frozen=True, array_like=True):
+class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """What the system says of a file; it differs if the file was replaced or written, but for `SETTLED_NS`."""
+
     device: int
     inode: int
     size_bytes: int
@@ -47,7 +49,7 @@ class _Identity(msgspec.Struct, frozen=True, array_like=True):
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
     path: str
-    identity: _Identity
+    identity: FileIdentity
     digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -57,26 +59,40 @@ def digest_of(file: Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    if _BLOB.fullmatch(file.name) and file.parent.name == "blobs":
-        return file.name
+    return identified(file)[1]
+
+
+def identified(file: Path) -> tuple[FileIdentity, str]:
+    """Return what the system said of a file before it was digested, and its digest as by `digest_of`.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with file.open("rb", buffering=0) as opened:
-        identity = _identity_of(opened.fileno())
+        identity = identity_of(opened.fileno())
+        if _BLOB.fullmatch(file.name) and file.parent.name == "blobs":
+            return identity, file.name
         known = _remembered().get(str(file))
         if known is not None and known.identity == identity:
-            return known.digest
+            return identity, known.digest
         began_ns = time.time_ns()
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if _is_reliable(identity, began_ns) and _identity_of(opened.fileno()) == identity:
+        if _is_reliable(identity, began_ns) and identity_of(opened.fileno()) == identity:
             _remember(_Known(str(file), identity, digest))
-    return digest
+    return identity, digest
 
 
-def _identity_of(descriptor: int) -> _Identity:
-    status = os.fstat(descriptor)
-    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+def identity_of(descriptor: int) -> FileIdentity:
+    """Return what the system says of an open file."""
+    return identity_in(os.fstat(descriptor))
 
 
-def _is_reliable(identity: _Identity, now_ns: int) -> bool:
+def identity_in(status: os.stat_result) -> FileIdentity:
+    """Return the part of a file's status that changes with the file."""
+    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _is_reliable(identity: FileIdentity, now_ns: int) -> bool:
     """Whether any later change will change the file's times."""
     latest_ns = max(identity.written_ns, identity.changed_ns)
     return bool(identity.changed_ns % COARSE_NS) and latest_ns + SETTLED_NS <= now_ns

@@ -28,7 +28,7 @@ from djinn_lib_models.file_digests import digest_of
 if TYPE_CHECKING:
     import builtins
 
-__all__ = ("all_made", "list", "load", "load_file", "made", "named", "stored_files", "tensors_of")
+__all__ = ("all_made", "answer_of_file", "answer_of_store", "list", "load", "load_file", "made", "named", "stored_files", "tensors_of")
 
 _PIECE_BYTES = 2**24
 """Of a file that is sent."""
@@ -96,16 +96,16 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
         OSError: A file cannot be read.
     """
     files = [Path(path).resolve(strict=True) for path in paths]
-    known = _answer(device, "")
+    known = answer_of_store(device)
     sizes = {stored.size_bytes for model in known.models for stored in model.files}
     if any(file.stat().st_size not in sizes and not 0 < file.stat().st_size <= known.keeps_bytes for file in files):
         return None
     found: builtins.list[StoredTensor] = []
     for file in files:
         digest = digest_of(file)
-        answer = _answer(device, f"\n{digest}")
+        answer = answer_of_file(digest, device)
         if not answer.models and file.stat().st_size <= known.keeps_bytes and _sent(file, digest, _like(device)):
-            answer = _answer(device, f"\n{digest}")
+            answer = answer_of_file(digest, device)
         if answer.problem or not answer.models:
             return None
         found += answer.tensors
@@ -164,7 +164,7 @@ def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: 
     Raises:
         ConfigurationError: The server cannot use that model.
     """
-    stored = _answer(device, "").models
+    stored = answer_of_store(device).models
     for name in names:
         found = [model for model in stored if model.name == name]
         exact = [model for model in found if revision and model.revision == revision]
@@ -188,6 +188,16 @@ def made(like: torch.Tensor, tensor: StoredTensor) -> torch.Tensor:
     result: torch.Tensor = stored_operators().tensor(
         like, tensor.file, tensor.name, [*tensor.size], dtype=dtype_named(tensor.dtype))
     return result
+
+
+def answer_of_store(device: Any = None) -> StoreAnswer:
+    """Ask a server for its models; without a store, it has none."""
+    return _answer(device, "")
+
+
+def answer_of_file(digest: str, device: Any = None) -> StoreAnswer:
+    """Ask a server for the tensors of a file, which it has none of without the file."""
+    return _answer(device, f"\n{digest}")
 
 
 def _like(device: Any) -> torch.Tensor:

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import attrs
 from djinn_lib_service.stored_models import KeepReply
-
-from djinn_store_safetensors.torch_files import describe
+from djinn_lib_service.tensor_files import describe
 
 __all__ = ("FOLDER", "KeptFiles")
 

@@ -16,11 +16,11 @@ import torch
 from djinn_lib_server.kinds.store import StoreSample, TensorExtent
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.stored_models import StoredFile, StoredModel
+from djinn_lib_service.tensor_files import describe
 
 from djinn.errors import ConfigurationError
 from djinn_store_safetensors.folder import Candidate, candidates, expected_digests, files_of
 from djinn_store_safetensors.kept_files import KeptFiles
-from djinn_store_safetensors.torch_files import describe
 
 __all__ = ("SafetensorsStore", "SafetensorsStores")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_lib_server.kinds.store import TensorExtent
-from djinn_store_safetensors import torch_files
-from djinn_store_safetensors.torch_files import describe
+from djinn_lib_service.tensor_files import describe
 from hypothesis import given
 from hypothesis import strategies as st
 

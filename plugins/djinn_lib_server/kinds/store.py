@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
+from djinn_lib_service.stored_models import TensorExtent
 
 from djinn_lib_server.options import ServeOptions
 
@@ -15,23 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ("ModelStore", "ModelStoreFactory", "SamplingModelStoreFactory", "StoreSample", "SupportsKeeping",
            "TensorExtent")
-
-
-@attrs.frozen
-class TensorExtent:
-    """Where a tensor lies in a file.
-
-    Attributes:
-        dtype: Its dtype, by the name that it has in ``torch``.
-        size: Its sizes; it is contiguous.
-        begin: Where it begins, in bytes from the begin of the file.
-        end: Where it ends.
-    """
-
-    dtype: str
-    size: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class ModelStore(Protocol):

@@ -12,9 +12,8 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 
-from djinn_lib_server.kinds.store import TensorExtent
-
-from djinn_store_safetensors.header import read_header
+from djinn_lib_service.safetensors_header import read_header
+from djinn_lib_service.stored_models import TensorExtent
 
 __all__ = ("describe", "read_storages")
 

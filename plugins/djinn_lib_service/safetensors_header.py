@@ -16,10 +16,11 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
-from djinn_lib_server.kinds.store import TensorExtent
 from msgspec import Meta
 
-__all__ = ("DTYPES", "read_header")
+from djinn_lib_service.stored_models import TensorExtent
+
+__all__ = ("read_header",)
 
 MAX_HEADER_BYTES = 32 * 2**20
 MAX_NAME = 1024

@@ -1,0 +1,53 @@
+"""Files that a program reads into ordinary tensors: if these move to a server that has the file, they are not sent."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from djinn_lib_models import noted_files
+
+from djinn.record import devices
+
+if TYPE_CHECKING:
+    from djinn.session.session import Session
+
+__all__ = ("install", "stored")
+
+MIN_BYTES = 2**16
+"""Smaller tensors are sent."""
+
+
+def install() -> None:
+    """Note files as PyTorch maps them, for itself, safetensors or any other library; once in a process."""
+    if hasattr(os, "preadv"):
+        storages: Any = torch.UntypedStorage
+        storages.from_file = staticmethod(_noting(storages.from_file))
+
+
+def _noting(map_file: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(map_file)
+    def from_file(filename: Any, shared: bool = False, *args: Any, **options: Any) -> Any:
+        if not shared:
+            # Otherwise, writes to the tensors would change the file.
+            noted_files.note(filename)
+        return map_file(filename, shared, *args, **options)
+
+    return from_file
+
+
+def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor | None:
+    """Return a tensor of the server's store in place of an ordinary one that was read from the same file."""
+    if not noted_files.noted() or tensor.nbytes < MIN_BYTES or tensor.device.type != "cpu":
+        return None
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    if len(session.config.addresses) > 1 and session.backend.device_count == 1:
+        # The session chooses the server of each tensor, and some may lack the file.
+        return None
+    from djinn_lib_models import moved_weights
+
+    return moved_weights.stored(session, tensor, devices.checked_device(device))

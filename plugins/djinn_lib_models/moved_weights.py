@@ -1,0 +1,139 @@
+"""Tensors that a program has read from a file and moves to a server that has the same file: they are not sent.
+
+The server is asked as by `djinn_lib_models.models.load_file`: once for its models, and once for each file, by digest.
+The file must be the same while it is digested and while the tensor is compared with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import attrs
+import torch
+from djinn_lib_service.recently_used import RecentlyUsed
+
+from djinn_lib_models import models
+from djinn_lib_models.file_digests import COARSE_NS, FileIdentity, identified, identity_in
+from djinn_lib_models.file_tensors import FileTensor, described, file_tensors, is_equal
+from djinn_lib_models.noted_files import MAX_FILES
+
+if TYPE_CHECKING:
+    from djinn_lib_service.stored_models import StoredTensor, TensorExtent
+
+    from djinn.session.session import Session
+
+__all__ = ("stored",)
+
+TICK_NS = 50 * 10**6
+"""A file has to be unchanged for longer than a tick of the system's clock: a later change then has another time."""
+COARSE_TICK_NS = 3 * 10**9
+"""The same for file systems that keep whole seconds."""
+_log = logging.getLogger("djinn.models")
+
+
+@attrs.define(eq=False)
+class _Store:
+    """What is known of the store of a session's device.
+
+    Attributes:
+        sizes: Sizes of the files of its models, in bytes.
+        keeps_bytes: Size of the largest file that it may have kept.
+        files: Of each file that it was asked for, by digest: its tensors by name, or none.
+    """
+
+    sizes: frozenset[int]
+    keeps_bytes: int
+    files: dict[str, dict[str, StoredTensor]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class _Digested:
+    """What a file has, and its digest, as long as it has this identity."""
+
+    identity: FileIdentity
+    digest: str
+    extents: Mapping[str, TensorExtent]
+
+
+_stores: WeakKeyDictionary[Session, dict[torch.device, _Store]] = WeakKeyDictionary()
+_digested: RecentlyUsed[str, _Digested] = RecentlyUsed(MAX_FILES)
+
+
+def stored(session: Session, tensor: torch.Tensor, device: torch.device) -> torch.Tensor | None:
+    """Return a tensor of the server's store that is equal to one of this process, bit for bit.
+
+    Args:
+        session: The session.
+        tensor: A contiguous tensor in memory.
+        device: A device of the session.
+
+    Returns:
+        ``None`` if the tensor was not read from a file, has changed since, or if the server does not have the file.
+    """
+    for found in file_tensors(tensor):
+        known = _known(session, found, device)
+        if known is not None and is_equal(found, known[0], tensor):
+            made = models.made(torch.empty(0, device=device), known[1])
+            if made.dtype is torch.uint8:
+                return made.view(tensor.dtype).view(tensor.size())
+            return made.to(tensor.dtype)
+    return None
+
+
+def _known(session: Session, found: FileTensor, device: torch.device) -> tuple[FileIdentity, StoredTensor] | None:
+    """Return what the server says of a file's tensor, and which state of the file that is about."""
+    store = _store(session, device)
+    try:
+        file = Path(found.path).resolve(strict=True)
+        size_bytes = file.stat().st_size
+        if size_bytes not in store.sizes and size_bytes > store.keeps_bytes:
+            return None
+        digested = _digest(file)
+    except OSError:
+        return None
+    if digested is None or digested.extents.get(found.name) != found.extent:
+        return None
+    tensors = store.files.get(digested.digest)
+    if tensors is None:
+        answer = models.answer_of_file(digested.digest, device)
+        tensors = store.files[digested.digest] = {tensor.name: tensor for tensor in answer.tensors}
+        _log.info("%s: the server %s this file", file.name, "has" if tensors else "lacks")
+    tensor = tensors.get(found.name)
+    return None if tensor is None else (digested.identity, tensor)
+
+
+def _store(session: Session, device: torch.device) -> _Store:
+    stores = _stores.setdefault(session, {})
+    if device not in stores:
+        answer = models.answer_of_store(device)
+        sizes = frozenset(file.size_bytes for model in answer.models for file in model.files)
+        stores[device] = _Store(sizes, answer.keeps_bytes)
+    return stores[device]
+
+
+def _digest(file: Path) -> _Digested | None:
+    """Digest a file, if a later change of it will be noticed.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    status = file.stat()
+    known = _digested.get(str(file))
+    if known is not None and known.identity == identity_in(status):
+        return known
+    since_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
+    if since_ns < (TICK_NS if status.st_ctime_ns % COARSE_NS else COARSE_TICK_NS):
+        if not status.st_ctime_ns % COARSE_NS:
+            return None
+        time.sleep(TICK_NS / 10**9)
+    identity, digest = identified(file)
+    content = described(str(file))
+    if content is None or content[0] != identity:
+        return None
+    _digested.pop(str(file), None)
+    return _digested.use(str(file), lambda: _Digested(identity, digest, content[1]))
