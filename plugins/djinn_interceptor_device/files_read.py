@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from djinn_lib_models import noted_files
+from djinn_lib_trace.waits import ledger_of
 
 from djinn.record import devices
 
@@ -50,4 +51,5 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) 
         return None
     from djinn_lib_models import moved_weights
 
-    return moved_weights.stored(session, tensor, devices.checked_device(device))
+    with ledger_of(session.tape).asking():
+        return moved_weights.stored(session, tensor, devices.checked_device(device))

@@ -115,6 +115,9 @@ def copy_(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[s
             return ask(session, operator, args, kwargs)
         return session.recorder.record_across(operator, args, kwargs)
     spec = target._value.spec
+    if (stored := files_read.stored(session, source, spec.device)) is not None:
+        record(session, operator, (target, stored, *args[2:]), kwargs)
+        return target
     if source.shape == spec.size and source.device.type == "cpu" and is_dense(tuple(spec.size), spec.stride):
         dense = source.detach()
         if dense.dtype != spec.dtype or dense.stride() != spec.stride or dense.is_conj() or dense.is_neg():

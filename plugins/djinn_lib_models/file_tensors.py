@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 import torch
@@ -66,7 +67,11 @@ _alike: dict[_Key, _Alike] = {}
 
 
 def file_tensors(tensor: torch.Tensor) -> Sequence[FileTensor]:
-    """List tensors of files that may be equal to a contiguous one, possibly after a conversion; the latest first."""
+    """List tensors of files that may be equal to a contiguous one, possibly after a conversion; the latest first.
+
+    Args:
+        tensor: A tensor of at least `SAMPLED` elements.
+    """
     found: list[FileTensor] = []
     with _lock:
         _describe_new()
@@ -75,7 +80,7 @@ def file_tensors(tensor: torch.Tensor) -> Sequence[FileTensor]:
             if alike is not None:
                 sample = _sample(tensor, key[0])
                 found += reversed(_samples(alike, tensor.dtype).get(sample, ()))
-    return found[:MAX_COMPARED]
+    return [each for each in found if Path(each.path).exists()][:MAX_COMPARED]
 
 
 def is_equal(file_tensor: FileTensor, identity: FileIdentity, tensor: torch.Tensor) -> bool:
@@ -87,7 +92,7 @@ def is_equal(file_tensor: FileTensor, identity: FileIdentity, tensor: torch.Tens
     source = dtype_named(extent.dtype)
     target = source if source is torch.uint8 else tensor.dtype
     try:
-        with open(file_tensor.path, "rb", buffering=0) as file:
+        with Path(file_tensor.path).open("rb", buffering=0) as file:
             for begin in range(extent.begin, extent.end, CHUNK_ELEMENTS * source.itemsize):
                 piece = bytearray(min(CHUNK_ELEMENTS * source.itemsize, extent.end - begin))
                 if os.preadv(file.fileno(), [piece], begin) != len(piece):
@@ -144,7 +149,7 @@ def _describe_new() -> None:
 def described(path: str) -> tuple[FileIdentity, Mapping[str, TensorExtent]] | None:
     """Describe the tensors of a file; ``None`` if it cannot be read, or is no such file."""
     try:
-        with open(path, "rb", buffering=0) as file:
+        with Path(path).open("rb", buffering=0) as file:
             return identity_of(file.fileno()), describe(file.fileno())
     except (OSError, ValueError):
         return None
@@ -160,12 +165,14 @@ def _samples(alike: _Alike, dtype: torch.dtype) -> dict[bytes, list[FileTensor]]
     for each in alike.tensors[count:]:
         source = dtype_named(each.extent.dtype)
         try:
-            with open(each.path, "rb", buffering=0) as file:
+            with Path(each.path).open("rb", buffering=0) as file:
                 data = bytearray().join(os.pread(file.fileno(), SAMPLED * source.itemsize, each.extent.begin + at)
                                         for at in _places(each.extent.end - each.extent.begin, source.itemsize))
         except OSError:
-            continue
-        samples.setdefault(bytes(_converted(data, source, source if source is torch.uint8 else dtype)), []).append(each)
+            data = bytearray()
+        if len(data) == 3 * SAMPLED * source.itemsize:
+            sample = bytes(_converted(data, source, source if source is torch.uint8 else dtype))
+            samples.setdefault(sample, []).append(each)
     alike.sampled[dtype] = len(alike.tensors), samples
     return samples
 
@@ -177,4 +184,4 @@ def _sample(tensor: torch.Tensor, source: str) -> bytes:
 
 def _places(size_bytes: int, itemsize: int) -> Sequence[int]:
     count = size_bytes // itemsize
-    return [itemsize * max(0, at) for at in (0, count // 2, count - SAMPLED)]
+    return [itemsize * at for at in (0, (count - SAMPLED) // 2, count - SAMPLED)]

@@ -28,7 +28,8 @@ from djinn_lib_models.file_digests import digest_of
 if TYPE_CHECKING:
     import builtins
 
-__all__ = ("all_made", "answer_of_file", "answer_of_store", "list", "load", "load_file", "made", "named", "stored_files", "tensors_of")
+__all__ = ("all_made", "answer_of_file", "answer_of_store", "list", "load", "load_file", "made", "named",
+           "stored_files", "tensors_of")
 
 _PIECE_BYTES = 2**24
 """Of a file that is sent."""

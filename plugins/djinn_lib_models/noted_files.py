@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 __all__ = ("MAX_FILES", "note", "noted", "take_new")
@@ -18,7 +19,7 @@ _lock = threading.Lock()
 def note(path: Any) -> None:
     """Note that a file is being read. It is not opened here, and a name that no file can have is ignored."""
     try:
-        found = os.path.abspath(os.fsdecode(path))
+        found = str(Path(os.fsdecode(path)).absolute())
     except (TypeError, ValueError, OSError):
         return
     with _lock:

@@ -74,6 +74,7 @@ class WaitLedger:
 
     Attributes:
         traffic: What had been transferred at the end of the last wait; ``None`` if nothing was counted yet.
+        is_own_question: Whether djinn waits for an answer that the program has not asked for.
 
     Concurrency:
         The holder of the session's lock.
@@ -82,6 +83,7 @@ class WaitLedger:
     def __init__(self) -> None:
         self._lines: dict[Line, LineWaits] = {}
         self.traffic: Traffic | None = None
+        self.is_own_question = False
         self._caller: FrameType | None = None
 
     @contextmanager
@@ -97,6 +99,15 @@ class WaitLedger:
         finally:
             # A frame keeps its variables alive.
             self._caller = None
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask a server for djinn itself: the caller's stack does not say what such a wait is for."""
+        self.is_own_question = True
+        try:
+            yield
+        finally:
+            self.is_own_question = False
 
     def program_frames(self) -> Iterator[FrameType]:
         """Give the callers outside djinn, from the innermost."""

@@ -98,7 +98,7 @@ class WatchedBackend(BackendWrapper):
         waits.wait_s += ended_s - began_s
         waits.bytes_sent += now[1] - before[1]
         waits.bytes_received += now[2] - before[2]
-        return line, waits, mover
+        return line, waits, None if ledger.is_own_question else mover
 
     def _warn(self, line: Line, waits: LineWaits, mover: Line | None, now_s: float) -> None:
         if mover is not None and mover not in self._movers:

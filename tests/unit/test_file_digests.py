@@ -111,10 +111,10 @@ def test_a_file_that_changes_while_it_is_digested_is_not_remembered(
 def test_where_the_file_system_keeps_whole_seconds_nothing_is_remembered(
     file: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = file_digests._identity_of
-    monkeypatch.setattr(file_digests, "_identity_of", lambda descriptor: file_digests._Identity(
+    of = file_digests.identity_of
+    monkeypatch.setattr(file_digests, "identity_of", lambda descriptor: file_digests.FileIdentity(
         *(10**9 if name == "changed_ns" else getattr(of(descriptor), name)
-          for name in file_digests._Identity.__struct_fields__)))
+          for name in file_digests.FileIdentity.__struct_fields__)))
     assert digest_of(file) == sha256(CONTENT)
     assert not caches.exists()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_lib_server.kinds.store import TensorExtent
+from djinn_lib_service import tensor_files
 from djinn_lib_service.tensor_files import describe
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,7 +46,7 @@ def test_storages_lie_where_the_directory_says() -> None:
 
 
 def test_the_numbers_of_large_archives_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_files, "ALIGNMENT", 1)
+    monkeypatch.setattr(tensor_files, "ALIGNMENT", 1)
     monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 20)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
