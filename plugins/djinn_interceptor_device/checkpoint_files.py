@@ -9,6 +9,7 @@ such files here, they are given a stored model of that name.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -29,8 +30,10 @@ _SAFETENSORS = "safetensors.torch"
 _TRANSFORMERS = "transformers.modeling_utils"
 _DIFFUSERS = "diffusers.models.modeling_utils"
 _PIPELINES = "diffusers.pipelines.pipeline_utils"
-_WEIGHTS = "diffusion_pytorch_model.safetensors"
-_READ_HERE = ("quantization_config", "parallel_config", "use_flashpack", "dduf_entries", "variant")
+_WEIGHTS = re.compile(r"diffusion_pytorch_model\.(?:([^./]+)\.)?safetensors")
+_INDEX = re.compile(r"diffusion_pytorch_model\.safetensors\.index\.(?:([^./]+)\.)?json")
+"""What diffusers calls files of weights, of a variant or of none."""
+_READ_HERE = ("quantization_config", "parallel_config", "use_flashpack", "dduf_entries")
 """Options of diffusers with which files are read in another way."""
 _HUB = "models--"
 _target: ContextVar[str | None] = ContextVar("djinn_target", default=None)
@@ -172,9 +175,10 @@ def _finding(resolve: Callable[..., Any]) -> Callable[..., Any]:
     def resolved(*given: Any, **options: Any) -> Any:
         device = _target.get()
         path = options.get("pretrained_model_name_or_path")
-        if device is None or path is None or any(map(options.get, ("variant", "gguf_file"))):
+        if device is None or path is None or options.get("gguf_file"):
             return resolve(*given, **options)
-        found = _found(str(path), options.get("download_kwargs") or {}, device, lambda: resolve(*given, **options))
+        where = {**(options.get("download_kwargs") or {}), "variant": options.get("variant")}
+        found = _found(str(path), where, device, lambda: resolve(*given, **options))
         if not isinstance(found, _StoredFiles):
             return found
         dtypes = [tensor.dtype for tensor in found.found.tensors if "float" in tensor.dtype]
@@ -213,7 +217,7 @@ def _named(path: str, where: Mapping[str, Any], device: str, *, is_exact: bool =
             revision = parts[hub + 2]
     elif subfolder := where.get("subfolder"):
         names = [f"{path}/{subfolder}"]
-    found = models.named(names, revision, device, is_exact=is_exact)
+    found = models.named(names, revision, device, is_exact=is_exact, variant=where.get("variant") or "")
     return None if found is None else _StoredFiles(found)
 
 
@@ -238,30 +242,30 @@ def _finding_file(find: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(find)
     def get_model_file(path: Any, *given: Any, **options: Any) -> Any:
-        device = _target.get()
-        if device is None or options.get("weights_name") != _WEIGHTS or _has_pickle(path, options.get("subfolder")):
+        device, name = _target.get(), str(options.get("weights_name"))
+        is_whole = _WEIGHTS.fullmatch(name)
+        if device is None or is_whole is None or Path(path, options.get("subfolder") or "", name).with_suffix(
+                ".bin").exists():
+            # diffusers uses a file with a pickle if there are no others.
             return find(path, *given, **options)
-        found = _found(str(path), options, device, lambda: find(path, *given, **options))
+        where = {**options, "variant": is_whole[1]}
+        found = _found(str(path), where, device, lambda: find(path, *given, **options))
         stored = _stored(found if isinstance(found, _StoredFiles) else [found], device)
         return found if stored is None else stored
 
     return get_model_file
 
 
-def _has_pickle(path: Any, subfolder: str | None) -> bool:
-    """Whether a folder has the weights in the form that diffusers uses if there are no others."""
-    return Path(path, subfolder or "", _WEIGHTS).with_suffix(".bin").exists()
-
-
 def _finding_shards(find: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function by which diffusers looks for several files; their tensors may take their place."""
 
     @functools.wraps(find)
-    def get_shards(path: Any, *given: Any, **options: Any) -> Any:
-        device = _target.get()
-        if device is None:
-            return find(path, *given, **options)
-        found = _found(str(path), options, device, lambda: find(path, *given, **options))
+    def get_shards(path: Any, index: Any, *given: Any, **options: Any) -> Any:
+        device, is_index = _target.get(), _INDEX.fullmatch(Path(index).name)
+        if device is None or is_index is None:
+            return find(path, index, *given, **options)
+        where = {**options, "variant": is_index[1]}
+        found = _found(str(path), where, device, lambda: find(path, index, *given, **options))
         files, about = (found, {}) if isinstance(found, _StoredFiles) else found
         if (stored := _stored(files, device)) is None:
             return found

@@ -55,7 +55,7 @@ def load(name: str, *, revision: str = "", dtype: torch.dtype | None = None, dev
 
     Args:
         name: The model's name, as listed.
-        revision: Its revision or digest; needed only if the server has several.
+        revision: Its revision, variant or digest; needed if the server has several revisions.
         dtype: If given, tensors of real and complex floating point are converted to it.
         device: A device of the server; the current one by default.
 
@@ -153,7 +153,8 @@ def all_made(found: StoreAnswer, device: Any = None, dtype: torch.dtype | None =
     return {tensor.name: values[tensor.name] for tensor in found.tensors}
 
 
-def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: bool = False) -> StoreAnswer | None:
+def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: bool = False, variant: str = ""
+          ) -> StoreAnswer | None:
     """Describe the first of several names that the server has, and its tensors; ``None`` if it has none of them.
 
     Args:
@@ -161,6 +162,7 @@ def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: 
         revision: Preferred where the server has several.
         device: A device of the server; the current one by default.
         is_exact: Whether it must be that revision.
+        variant: Its variant; if empty, a model's only one will do.
 
     Raises:
         ConfigurationError: The server cannot use that model.
@@ -168,10 +170,12 @@ def named(names: Sequence[str], revision: str, device: Any = None, *, is_exact: 
     stored = answer_of_store(device).models
     for name in names:
         found = [model for model in stored if model.name == name]
+        found = [model for model in found if model.variant == variant] or ([] if variant else found)
         exact = [model for model in found if revision and model.revision == revision]
         if exact or (len(found) == 1 and not is_exact):
             _log.info("%s: the server has this model", name)
-            return tensors_of(name, (exact or found)[0].revision, device)
+            chosen = (exact or found)[0]
+            return tensors_of(name, (chosen.digest or variant) if variant else chosen.revision, device)
     return None
 
 

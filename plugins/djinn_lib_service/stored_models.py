@@ -56,12 +56,14 @@ class StoredModel(msgspec.Struct, frozen=True):
         revision: Its revision; empty if it has none.
         files: Its files, by name; empty if there is a problem.
         problem: Why it cannot be used, with the name of the file; empty if it can.
+        variant: Its variant, such as ``fp16``; empty for the weights that are loaded by the name alone.
     """
 
     name: str
     revision: str = ""
     files: tuple[StoredFile, ...] = ()
     problem: str = ""
+    variant: str = ""
 
     @property
     def digest(self) -> str:
@@ -152,8 +154,8 @@ class StoredModels(Protocol):
     def answer(self, request: str) -> StoreAnswer:
         """Answer a question.
 
-        It is empty for all models; or a name, and in a second line a revision, a digest, or nothing; or an empty line
-        and the digest of a file, whose tensors the answer then describes, if there is such a file.
+        It is empty for all models; or a name, and in a second line a revision, a variant, a digest, or nothing; or an
+        empty line and the digest of a file, whose tensors the answer then describes, if there is such a file.
 
         Never raises: the answer contains the problem.
         """

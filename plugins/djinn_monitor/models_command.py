@@ -22,7 +22,7 @@ def models(
     )] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the models that a server has: name, revision, digest and size, and why one cannot be used."""
+    """List the models that a server has: name, revision, variant, digest and size, and why one cannot be used."""
     import djinn
 
     try:
@@ -33,7 +33,7 @@ def models(
     finally:
         djinn.shutdown()
     rows = [{"name": model.name, "revision": model.revision, "digest": model.digest, "size_bytes": model.size_bytes,
-             "problem": model.problem} for model in found]
+             "problem": model.problem, "variant": model.variant} for model in found]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif sys.stdout.isatty():
@@ -48,9 +48,9 @@ def _table(rows: list[dict[str, Any]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("name", "revision", "digest", "MiB", "problem", title="djinn models")
+    table = Table("name", "revision", "variant", "digest", "MiB", "problem", title="djinn models")
     for row in rows:
-        name, revision, digest, size_bytes, problem = row.values()
+        name, revision, digest, size_bytes, problem, variant = row.values()
         table.add_row(*(escape(printable(text)) for text in (
-            name, revision[:12], digest[:12], f"{size_bytes / 2**20:,.1f}", problem)))
+            name, revision[:12], variant, digest[:12], f"{size_bytes / 2**20:,.1f}", problem)))
     Console().print(table)

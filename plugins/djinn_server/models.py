@@ -170,8 +170,7 @@ class WorkerModels:
         name, _, version = request.partition("\n")
         if not name:
             return self._answer_of_file(version, reply)
-        found = [model for model in reply.models
-                 if model.name == name and (not version or version in (model.revision, model.digest))]
+        found = _chosen([model for model in reply.models if model.name == name], version)
         if len(found) != 1:
             return StoreAnswer(problem=_why_none(name, version, reply.models, found))
         if found[0].problem:
@@ -257,6 +256,14 @@ class WorkerModels:
         finally:
             with self._lock:
                 del self._waiting[number]
+
+
+def _chosen(models: list[StoredModel], version: str) -> list[StoredModel]:
+    """Choose models of one name by revision, variant or digest: one without a variant, if several are possible."""
+    found = [model for model in models if not version or version in (model.revision, model.variant, model.digest)]
+    found = [model for model in found if not model.variant] or found
+    # Revisions may have the same files.
+    return found[:1] if len({model.digest for model in found}) == 1 else found
 
 
 def _why_none(name: str, version: str, models: tuple[StoredModel, ...], found: list[StoredModel]) -> str:

@@ -2,7 +2,8 @@
 
 A model is a file ``NAME.safetensors``, or a folder with such files; ``NAME@REVISION`` has a revision. A folder of
 Hugging Face's cache, ``models--OWNER--NAME``, has a model for each of its snapshots, and for each part of a pipeline in
-it. A model may have its shards or its whole in one file, under the names that transformers and diffusers use.
+it. A model may have its shards or its whole in one file, under the names that transformers and diffusers use. They name
+variants, too, such as ``model.fp16.safetensors`` beside ``model.safetensors``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ SUFFIX = ".safetensors"
 ARCHIVES = (".pt", ".pth")
 """Suffixes of files of ``torch.save``, which belong to their names."""
 _WHOLES = ("model.safetensors", "diffusion_pytorch_model.safetensors")
-_INDEXES = tuple(f"{whole}.index.json" for whole in _WHOLES)
+_INDEX = ".index.json"
+_VARIANT = re.compile(r"(?:model|diffusion_pytorch_model)(?:\.([A-Za-z]\w*)(?:-\d+-of-\d+)?\.safetensors|"
+                      r"\.safetensors\.index\.([A-Za-z]\w*)\.json)")
+"""A file of a variant, or the index of one."""
 _HUB = "models--"
 MAX_INDEX_BYTES = 64 * 2**20
 MAX_DEPTH = 4
@@ -44,11 +48,13 @@ class Candidate:
         name: Its name.
         revision: Its revision, or empty.
         path: The file or folder.
+        variant: Its variant, or empty.
     """
 
     name: str
     revision: str
     path: Path
+    variant: str = ""
 
 
 def candidates(root: Path) -> Iterator[Candidate]:
@@ -69,7 +75,7 @@ def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> I
                 yield from _snapshots(path)
                 continue
             if has_weights := _has_weights(path):
-                yield _named(path.relative_to(root), path)
+                yield from _variants(_named(path.relative_to(root), path))
             if depth < MAX_DEPTH and not path.is_symlink():
                 # Below a model, there may be its parts; loose files there, such as its original form, are no models.
                 yield from _below(root, path, depth + 1, is_model=is_model or has_weights)
@@ -82,7 +88,24 @@ def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> I
 
 
 def _has_weights(path: Path) -> bool:
-    return any(path.glob(f"*{SUFFIX}")) or any((path / index).exists() for index in _INDEXES)
+    return any(path.glob(f"*{SUFFIX}")) or any(any(path.glob(f"{whole}.index*.json")) for whole in _WHOLES)
+
+
+def _variants(plain: Candidate) -> Iterator[Candidate]:
+    """Divide a folder into the variants of its model; the weights of none are one, too."""
+    found = {_variant_of(path.name) for path in plain.path.iterdir() if SUFFIX in path.name}
+    yield from (attrs.evolve(plain, variant=variant) for variant in sorted(found))
+
+
+def _variant_of(name: str) -> str:
+    match = _VARIANT.fullmatch(name)
+    return "" if match is None else match[1] or match[2]
+
+
+def _with_variant(name: str, variant: str) -> Path:
+    """Return a file's name as transformers and diffusers write it for a variant."""
+    path = Path(name)
+    return path.with_suffix(f".{variant}{path.suffix}") if variant else path
 
 
 def _named(relative: Path, path: Path) -> Candidate:
@@ -96,7 +119,8 @@ def _snapshots(path: Path) -> Iterator[Candidate]:
     for snapshot in sorted(snapshots.iterdir()) if snapshots.is_dir() else ():
         for part in (snapshot, *sorted(snapshot.glob("*/"))):
             if _has_weights(part):
-                yield Candidate("/".join((name, *part.relative_to(snapshot).parts)), snapshot.name, part)
+                full = "/".join((name, *part.relative_to(snapshot).parts))
+                yield from _variants(Candidate(full, snapshot.name, part))
 
 
 def files_of(candidate: Candidate) -> list[Path]:
@@ -109,7 +133,8 @@ def files_of(candidate: Candidate) -> list[Path]:
     path = candidate.path
     if not path.is_dir():
         return [path]
-    for index in (path / name for name in _INDEXES):
+    wholes = [path / _with_variant(name, candidate.variant) for name in _WHOLES]
+    for index in (path / _with_variant(f"{name}{_INDEX}", candidate.variant) for name in _WHOLES):
         if index.exists():
             if index.stat().st_size > MAX_INDEX_BYTES:
                 raise ValueError(f"{index.name} has more than {MAX_INDEX_BYTES} bytes")
@@ -118,8 +143,10 @@ def files_of(candidate: Candidate) -> list[Path]:
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{index.name} is malformed: {error}") from None
             return [path / name for name in sorted(set(found.weight_map.values()))]
-    whole = next((path / name for name in _WHOLES if (path / name).exists()), None)
-    return sorted(path.glob(f"*{SUFFIX}")) if whole is None else [whole]
+    whole = next((whole for whole in wholes if whole.exists()), None)
+    if whole is not None:
+        return [whole]
+    return sorted(file for file in path.glob(f"*{SUFFIX}") if _variant_of(file.name) == candidate.variant)
 
 
 def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:

@@ -116,10 +116,10 @@ class SafetensorsStore:
                 self._paths[known.digest] = real
         except OSError as error:
             name = Path(error.filename).name if error.filename else candidate.path.name
-            return StoredModel(candidate.name, candidate.revision, problem=f"{name}: {error.strerror}")
+            return _described(candidate, problem=f"{name}: {error.strerror}")
         except ValueError as error:
-            return StoredModel(candidate.name, candidate.revision, problem=str(error))
-        return StoredModel(candidate.name, candidate.revision, tuple(made))
+            return _described(candidate, problem=str(error))
+        return _described(candidate, files=tuple(made))
 
     def _inside(self, path: Path) -> Path:
         real = path.resolve(strict=True)
@@ -137,6 +137,10 @@ class SafetensorsStore:
             return known
         finally:
             os.close(descriptor)
+
+
+def _described(candidate: Candidate, files: tuple[StoredFile, ...] = (), problem: str = "") -> StoredModel:
+    return StoredModel(candidate.name, candidate.revision, files, problem, candidate.variant)
 
 
 def _opened(path: Path) -> int:

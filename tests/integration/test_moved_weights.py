@@ -38,7 +38,8 @@ def weights(seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     made = {f"layer{number}.weight": torch.randn(1200, 900, generator=generator) for number in range(5)}
     half = torch.randn(300, 500, generator=generator).half()
-    return {**made, "half": half, "zeros": torch.zeros(1200, 900), "bias": torch.randn(900, generator=generator)}
+    others = {"half": half, "zeros": torch.zeros(1200, 900), "square": torch.randn(200, 200, generator=generator)}
+    return {**made, **others, "bias": torch.randn(900, generator=generator)}
 
 
 WEIGHTS = weights()
@@ -129,8 +130,8 @@ def test_a_tensor_that_was_changed_after_it_was_read_is_sent(session: Any, files
 
 
 def test_a_layout_of_its_own_is_sent(session: Any, files: tuple[Path, Path]) -> None:
-    local = READERS["load_file"](files[1])["layer0.weight"]
-    for made in (local.t(), local[:, ::2], local[10:500], local.view(1200, 30, 30)):
+    local, square = (READERS["load_file"](files[1])[name] for name in ("layer0.weight", "square"))
+    for made in (square.t(), local.t(), local[:, ::2], local[10:500], local.view(1200, 30, 30)):
         moved = made.to(DEVICE)
         assert torch.equal(moved.cpu(), made)
         assert moved.stride() == made.to("cpu", copy=True).stride()
@@ -279,3 +280,31 @@ def test_a_script_that_says_cuda_sends_no_weights(server: Any, files: tuple[Path
     assert float(there.stdout) == pytest.approx(sum(float(weight.double().sum()) for weight in WEIGHTS.values()))
     sent = re.search(r"([\d.]+) (B|kB) sent", there.stderr)
     assert sent is not None, there.stderr
+
+
+def test_a_variant_is_loaded_from_the_server(start_server: Any, tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=1, n_embd=64, n_head=2, n_positions=64, vocab_size=5000, bos_token_id=1, eos_token_id=2)
+    plain, half = GPT2LMHeadModel(config), GPT2LMHeadModel(config).half()
+    for folder in ("models/gpt", "models/gated", "mine"):
+        plain.save_pretrained(tmp_path / folder)
+        half.save_pretrained(tmp_path / folder, variant="fp16")
+    shutil.copytree(tmp_path / "mine", tmp_path / "gpt", ignore=shutil.ignore_patterns("model*"))
+    djinn.init(server=start_server("--models", str(tmp_path / "models"), "--gated-model", "gated").address)
+    assert [(model.name, model.variant) for model in djinn.models.list()] == [("gpt", ""), ("gpt", "fp16")]
+    for folder in ("mine", "gpt"):
+        for model, options in ((plain, {"dtype": torch.float32}),
+                               (half, {"dtype": torch.float16, "variant": "fp16"})):
+            before = sent_bytes()
+            remote = GPT2LMHeadModel.from_pretrained(tmp_path / folder, device_map=DEVICE, **options)
+            for name, weight in model.state_dict().items():
+                assert torch.equal(remote.state_dict()[name].cpu(), weight), (folder, name)
+            assert sent_bytes() - before < 0.1 * model.num_parameters() * 2
+    name = "transformer.wte.weight"
+    assert djinn.models.load("gpt")[name].dtype is torch.float32
+    assert torch.equal(djinn.models.load("gpt", revision="fp16")[name].cpu(), half.state_dict()[name])
+    with pytest.raises(OSError, match=r"no file named model\.ema\.safetensors"):
+        GPT2LMHeadModel.from_pretrained(tmp_path / "gpt", device_map=DEVICE, variant="ema")
+    djinn.shutdown()

@@ -22,8 +22,8 @@ SENTENCES = ["A cat sits.", "A dog runs."]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def pipeline(folder: Path) -> Any:
-    """Write a small Stable Diffusion, whose UNet is in two shards."""
+def pipeline(folder: Path, variant: str | None = None) -> Any:
+    """Write a small Stable Diffusion, whose UNet is in two shards; as a variant, in files of that name only."""
     from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
     from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -40,9 +40,10 @@ def pipeline(folder: Path) -> Any:
                               set_alpha_to_one=False, steps_offset=1)
     made = StableDiffusionPipeline(vae=vae, text_encoder=text, tokenizer=None, unet=unet, scheduler=scheduler,
                                    safety_checker=None, feature_extractor=None, requires_safety_checker=False)
-    made.save_pretrained(folder)
-    unet.save_pretrained(folder / "unet", max_shard_size="600KB")
-    (folder / "unet" / "diffusion_pytorch_model.safetensors").unlink(missing_ok=True)
+    made.save_pretrained(folder, variant=variant)
+    for file in (folder / "unet").glob("*.safetensors"):
+        file.unlink()
+    unet.save_pretrained(folder / "unet", max_shard_size="600KB", variant=variant)
     return made
 
 
@@ -108,6 +109,37 @@ def test_a_part_alone_is_loaded_and_converted_on_the_server(stored: tuple[Path, 
     with pytest.raises(OSError, match=r"server has no model of the name \S+other either"):
         UNet2DConditionModel.from_pretrained(without_weights(folder, tmp_path / "other"), subfolder="unet",
                                              device_map=DEVICE)
+
+
+@pytest.mark.parametrize("variant", [None, "fp16"])
+def test_a_pipeline_that_is_loaded_here_and_moved_is_not_sent(variant: str | None, stored: tuple[Path, Any],
+                                                              tmp_path: Path) -> None:
+    from diffusers import DiffusionPipeline, UNet2DConditionModel
+
+    folder, local = stored
+    if variant:
+        pipeline(folder.parent / "half", variant=variant)
+        folder = folder.parent / "half"
+    here = Path(shutil.copytree(folder, tmp_path / "sd"))
+    remote = DiffusionPipeline.from_pretrained(here, tokenizer=None, variant=variant)
+    before = djinn.stats()["bytes_sent"]
+    remote.to(DEVICE)
+    djinn.synchronize()
+    small_bytes = sum(weight.nbytes for part in (remote.unet, remote.vae, remote.text_encoder)
+                      for weight in part.parameters() if weight.nbytes < 2**16)
+    assert djinn.stats()["bytes_sent"] - before < small_bytes + 10**5
+    assert torch.equal(image(remote), image(local))
+    if variant is None:
+        return
+    before = djinn.stats()["bytes_sent"]
+    mapped = DiffusionPipeline.from_pretrained(here, tokenizer=None, variant=variant, device_map=DEVICE)
+    for place in (here, without_weights(folder, tmp_path / "owner" / "half")):
+        unet = UNet2DConditionModel.from_pretrained(place, subfolder="unet", variant=variant, device_map=DEVICE)
+        for name, weight in local.unet.state_dict().items():
+            assert torch.equal(unet.state_dict()[name].cpu(), weight), name
+    size_bytes = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
+    assert djinn.stats()["bytes_sent"] - before < MOST_PART * size_bytes
+    assert torch.equal(image(mapped), image(local))
 
 
 def test_an_encoder_of_sentences_is_loaded_without_weights(stored: tuple[Path, Any], tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from djinn_store_safetensors.folder import candidates, files_of
 WHOLE = "diffusion_pytorch_model.safetensors"
 
 
-def found(root: Path) -> dict[tuple[str, str], list[str]]:
-    return {(each.name, each.revision): [path.name for path in files_of(each)] for each in candidates(root)}
+def found(root: Path) -> dict[tuple[str, ...], list[str]]:
+    return {(each.name, each.revision, *filter(None, [each.variant])): [path.name for path in files_of(each)]
+            for each in candidates(root)}
 
 
 def write(root: Path, *names: str) -> None:
@@ -27,6 +28,7 @@ def test_parts_of_a_pipeline_are_models_beside_the_weights_of_the_whole(tmp_path
           "sd/unet/diffusion_pytorch_model.fp16.safetensors", "sd/vae/config.json", "sd/text_encoder/model.safetensors",
           "sd/original/consolidated.pth", "sd/original/more/loose.safetensors")
     assert found(tmp_path) == {("sd", ""): ["whole.safetensors"], ("sd/unet", ""): [WHOLE],
+                               ("sd/unet", "", "fp16"): ["diffusion_pytorch_model.fp16.safetensors"],
                                ("sd/text_encoder", ""): ["model.safetensors"],
                                ("sd/original/more", ""): ["loose.safetensors"]}
 
@@ -45,3 +47,14 @@ def test_parts_in_the_cache_of_a_hub_have_the_revision_of_their_snapshot(tmp_pat
     write(tmp_path, f"models--owner--sd/snapshots/abc/unet/{WHOLE}", "models--gpt2/snapshots/def/model.safetensors",
           "models--owner--sd/snapshots/abc/scheduler/config.json")
     assert found(tmp_path) == {("owner/sd/unet", "abc"): [WHOLE], ("gpt2", "def"): ["model.safetensors"]}
+
+
+def test_variants_are_models_of_their_own_and_need_no_other_weights(tmp_path: Path) -> None:
+    half, parts = "model.fp16.safetensors", [f"model.ema-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    write(tmp_path, "both/model.safetensors", f"both/{half}", f"alone/{half}", "alone/pytorch_model.bin",
+          *(f"both/{part}" for part in parts), f"models--gpt2/snapshots/abc/{half}")
+    index = {"weight_map": {"a": parts[0], "b": parts[1]}}
+    (tmp_path / "both" / "model.safetensors.index.ema.json").write_text(json.dumps(index))
+    assert found(tmp_path) == {
+        ("both", ""): ["model.safetensors"], ("both", "", "fp16"): [half], ("both", "", "ema"): parts,
+        ("alone", "", "fp16"): [half], ("gpt2", "abc", "fp16"): [half]}

@@ -31,7 +31,8 @@ class ModelStore(Protocol):
     def models(self) -> list[StoredModel]:
         """List the current models. Those that cannot be used have the reason as their problem.
 
-        Names are unique together with revisions. Files that have not changed since the last call are not read.
+        Names are unique together with revisions and variants. Files that have not changed since the last call are not
+        read.
         """
 
     def open(self, digest: str) -> int:
