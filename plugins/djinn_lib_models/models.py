@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import builtins
 
 __all__ = ("all_made", "answer_of_file", "answer_of_store", "list", "load", "load_file", "made", "named",
-           "stored_files", "tensors_of")
+           "sent_whole", "stored_files", "tensors_of")
 
 _PIECE_BYTES = 2**24
 """Of a file that is sent."""
@@ -105,7 +105,7 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
     for file in files:
         digest = digest_of(file)
         answer = answer_of_file(digest, device)
-        if not answer.models and file.stat().st_size <= known.keeps_bytes and _sent(file, digest, _like(device)):
+        if not answer.models and file.stat().st_size <= known.keeps_bytes and sent_whole(file, digest, device):
             answer = answer_of_file(digest, device)
         if answer.problem or not answer.models:
             return None
@@ -113,8 +113,9 @@ def stored_files(paths: Iterable[str | os.PathLike[str]], *, device: Any = None)
     return all_made(StoreAnswer(tensors=tuple(found)), device)
 
 
-def _sent(file: Path, digest: str, like: torch.Tensor) -> bool:
+def sent_whole(file: Path, digest: str, device: Any = None) -> bool:
     """Send a file that the server keeps, unless another client does; return whether it is there."""
+    like = _like(device)
     writer, size_bytes, position = secrets.token_hex(8), file.stat().st_size, 0
     piece = torch.empty(0, dtype=torch.uint8)
     with file.open("rb", buffering=0) as opened, warnings.catch_warnings(), waiting(f"sending {file.name}"):

@@ -1,15 +1,18 @@
 """Tensors that a program has read from a file and moves to a server that has the same file: they are not sent.
 
 The server is asked as by `djinn_lib_models.models.load_file`: once for its models, and once for each file, by digest.
-The file must be the same while it is digested and while the tensor is compared with it.
+The file must be the same while it is digested and while the tensor is compared with it. A file that the server lacks
+and would keep is sent as a whole if a module with most of it moves.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -33,6 +36,9 @@ TICK_NS = 50 * 10**6
 """A file has to be unchanged for longer than a tick of the system's clock: a later change then has another time."""
 COARSE_TICK_NS = 3 * 10**9
 """The same for file systems that keep whole seconds."""
+MOST = 0.4
+"""Of a file, what moves with a module for the file to be kept; a module that was converted to halves has half of it."""
+_APPLY = torch.nn.Module._apply.__code__
 _log = logging.getLogger("djinn.models")
 
 
@@ -100,11 +106,29 @@ def _known(session: Session, found: FileTensor, device: torch.device) -> tuple[F
         return None
     tensors = store.files.get(digested.digest)
     if tensors is None:
-        answer = models.answer_of_file(digested.digest, device)
-        tensors = store.files[digested.digest] = {tensor.name: tensor for tensor in answer.tensors}
+        tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
+        if not tensors and MOST * size_bytes <= _moving_bytes() and size_bytes <= store.keeps_bytes and (
+                models.sent_whole(file, digested.digest, device)):
+            tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
         _log.info("%s: the server %s this file", file.name, "has" if tensors else "lacks")
     tensor = tensors.get(found.name)
     return None if tensor is None else (digested.identity, tensor)
+
+
+def _tensors_there(digest: str, device: torch.device) -> dict[str, StoredTensor]:
+    return {tensor.name: tensor for tensor in models.answer_of_file(digest, device).tensors}
+
+
+def _moving_bytes() -> int:
+    """Return the size of the module that the caller is moving; 0 if it moves a tensor alone."""
+    frame: FrameType | None = sys._getframe()
+    module: torch.nn.Module | None = None
+    while frame is not None:
+        if frame.f_code is _APPLY:
+            # Modules move their parts: the last one that is found is the whole.
+            module = frame.f_locals["self"]
+        frame = frame.f_back
+    return 0 if module is None else sum(part.nbytes for part in (*module.parameters(), *module.buffers()))
 
 
 def _store(session: Session, device: torch.device) -> _Store:
