@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from djinn_lib_models import noted_files
-from djinn_lib_trace.waits import ledger_of
 
 from djinn.record import devices
 
@@ -49,7 +48,9 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) 
     if len(session.config.addresses) > 1 and session.backend.device_count == 1:
         # The session chooses the server of each tensor, and some may lack the file.
         return None
+    # Most programs need neither.
     from djinn_lib_models import moved_weights
+    from djinn_lib_trace.waits import ledger_of
 
     with ledger_of(session.tape).asking():
         return moved_weights.stored(session, tensor, devices.checked_device(device))
