@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,8 @@ MIN_BYTES = 2**16
 
 def install() -> None:
     """Note files as PyTorch maps them, for itself, safetensors or any other library; once in a process."""
-    if hasattr(os, "preadv"):
-        storages: Any = torch.UntypedStorage
-        storages.from_file = staticmethod(_noting(storages.from_file))
+    storages: Any = torch.UntypedStorage
+    storages.from_file = staticmethod(_noting(storages.from_file))
 
 
 def _noting(map_file: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,7 +39,7 @@ def _noting(map_file: Callable[..., Any]) -> Callable[..., Any]:
 
 def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) -> torch.Tensor | None:
     """Return a tensor of the server's store in place of an ordinary one that was read from the same file."""
-    if not noted_files.noted() or tensor.nbytes < MIN_BYTES or tensor.device.type != "cpu":
+    if noted_files.is_empty() or tensor.nbytes < MIN_BYTES or tensor.device.type != "cpu":
         return None
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None

@@ -131,7 +131,7 @@ def _describe_new() -> None:
     if not new:
         return
     changed = False
-    for path in sorted(new, key=[*noted_files.noted()].index):
+    for path in new:
         found, known = described(path), _described.pop(path, None)
         changed |= known is not None and known != found
         if found is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -68,6 +69,7 @@ class _Digested:
 
 _stores: WeakKeyDictionary[Session, dict[torch.device, _Store]] = WeakKeyDictionary()
 _digested: RecentlyUsed[str, _Digested] = RecentlyUsed(MAX_FILES)
+_digesting = threading.Lock()
 
 
 def stored(session: Session, tensor: torch.Tensor, device: torch.device) -> torch.Tensor | None:
@@ -99,7 +101,8 @@ def _known(session: Session, found: FileTensor, device: torch.device) -> tuple[F
         size_bytes = file.stat().st_size
         if size_bytes not in store.sizes and size_bytes > store.keeps_bytes:
             return None
-        digested = _digest(file)
+        with _digesting:
+            digested = _digest(file)
     except OSError:
         return None
     if digested is None or digested.extents.get(found.name) != found.extent:
@@ -146,18 +149,24 @@ def _digest(file: Path) -> _Digested | None:
     Raises:
         OSError: The file cannot be read.
     """
-    status = file.stat()
+    identity = identity_in(file.stat())
     known = _digested.get(str(file))
-    if known is not None and known.identity == identity_in(status):
+    if known is not None and known.identity == identity:
         return known
-    since_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
-    if since_ns < (TICK_NS if status.st_ctime_ns % COARSE_NS else COARSE_TICK_NS):
-        if not status.st_ctime_ns % COARSE_NS:
-            return None
+    if not _is_settled(identity, time.time_ns()):
         time.sleep(TICK_NS / 10**9)
+    began_ns = time.time_ns()
+    if not _is_settled(identity, began_ns):
+        return None
     identity, digest = identified(file)
     content = described(str(file))
-    if content is None or content[0] != identity:
+    if content is None or content[0] != identity or not _is_settled(identity, began_ns):
         return None
     _digested.pop(str(file), None)
     return _digested.use(str(file), lambda: _Digested(identity, digest, content[1]))
+
+
+def _is_settled(identity: FileIdentity, now_ns: int) -> bool:
+    """Whether any later change will change the file's identity."""
+    tick_ns = TICK_NS if identity.changed_ns % COARSE_NS else COARSE_TICK_NS
+    return identity.changed_ns + tick_ns <= now_ns

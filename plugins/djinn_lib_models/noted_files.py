@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ("MAX_FILES", "note", "noted", "take_new")
+__all__ = ("MAX_FILES", "is_empty", "note", "noted", "take_new")
 
 MAX_FILES = 1000
 _paths: dict[str, None] = {}
@@ -18,6 +18,9 @@ _lock = threading.Lock()
 
 def note(path: Any) -> None:
     """Note that a file is being read. It is not opened here, and a name that no file can have is ignored."""
+    if not hasattr(os, "preadv"):
+        # Files could not be compared as they are here.
+        return
     try:
         found = str(Path(os.fsdecode(path)).absolute())
     except (TypeError, ValueError, OSError):
@@ -32,14 +35,20 @@ def note(path: Any) -> None:
             _new.discard(oldest)
 
 
-def noted() -> dict[str, None]:
-    """Return the paths, the latest last. The caller does not change them."""
-    return _paths
+def is_empty() -> bool:
+    """Whether no file was noted."""
+    return not _paths
 
 
-def take_new() -> set[str]:
-    """Return the paths that were noted since the last call."""
+def noted() -> set[str]:
+    """Return the paths."""
     with _lock:
-        found = set(_new)
+        return set(_paths)
+
+
+def take_new() -> list[str]:
+    """Return the paths that were noted since the last call, the latest last."""
+    with _lock:
+        found = [path for path in _paths if path in _new]
         _new.clear()
     return found
