@@ -25,6 +25,7 @@ from djinn_lib_cluster.messages import (
     DrainOrder,
     Join,
     LoadReport,
+    RenameOrder,
     decoded,
     encoded,
 )
@@ -89,12 +90,13 @@ class Announcement(MetricsOutput):
     def _report(self) -> LoadReport:
         totals = self._source.totals().values()
         amounts = [found.amounts for found in totals]
+        named = [each for found in totals for each in found.named][:MAX_NAMED]
         models = [model for model in self._source.models() if not model.problem][:MAX_MODELS]
         return LoadReport(
             self._source.why_not_ready()[:1000], min(2**62, sum(each.sessions for each in amounts)),
             min(2**62, sum(each.held_bytes for each in amounts)), self._limit_bytes,
             tuple(text[:256] for model in models for text in (model.name, model.digest)), self._metrics(),
-            tuple(digest for found in totals for digest in found.named)[:MAX_NAMED])
+            tuple(digest for digest, _ in named), tuple(began_s for _, began_s in named))
 
     def _metrics(self) -> str:
         """Return the URL of the server's metrics, by a host that others can connect to."""
@@ -141,16 +143,22 @@ class Announcement(MetricsOutput):
                 report = await anyio.to_thread.run_sync(self._report)
                 with anyio.fail_after(TIMEOUT_S):
                     await stream.send(encoded(report))
-                order = None
-                with anyio.move_on_after(EVERY_S):
-                    order = decoded(await lines.receive_until(b"\n", MAX_LINE_BYTES))
-                if order is not None:
+                until_s = anyio.current_time() + EVERY_S
+                while (order := await _next_order(lines, until_s)) is not None:
                     done = await self._obeyed(order)
-                    with anyio.fail_after(TIMEOUT_S):
-                        await stream.send(encoded(done))
+                    if done is not None:
+                        with anyio.fail_after(TIMEOUT_S):
+                            await stream.send(encoded(done))
 
-    async def _obeyed(self, order: object) -> Draining | DirectoryProblem:
-        """Drain the server, and return the answer to the directory."""
+    async def _obeyed(self, order: object) -> Draining | DirectoryProblem | None:
+        """Drain the server, or rename a session, and return the answer to the directory, if it expects one."""
+        if isinstance(order, RenameOrder):
+            asked = {"named": order.named, "holder": order.holder}
+            try:
+                await anyio.to_thread.run_sync(self._source.operate, "rename", asked, abandon_on_cancel=True)
+            except DjinnError as error:
+                _log.warning("a session keeps its name, and %s has a later one: %s", order.holder, error.summary)
+            return None
         if not isinstance(order, DrainOrder):
             raise ConfigurationError("it sends what no directory sends")
         _log.info("the directory %s asks this server to drain", self._directory)
@@ -169,6 +177,13 @@ class Announcement(MetricsOutput):
             return found
         own = parse(found)
         return str(attrs.evolve(own, host=reachable(own.host)))
+
+
+async def _next_order(lines: BufferedByteReceiveStream, until_s: float) -> object | None:
+    """Wait for an order of the directory until a time of the event loop; return ``None`` if there is none."""
+    with anyio.move_on_after(until_s - anyio.current_time()):
+        return decoded(await lines.receive_until(b"\n", MAX_LINE_BYTES))
+    return None
 
 
 class Announcements:

@@ -84,7 +84,7 @@ class ServerListing:
         if member.load is None or member.load.models != load.models:
             member.models = frozenset(load.models)
         member.load, member.reported_s = load, self._clock()
-        self.names.reported(member.address, load.named)
+        self.names.reported(member.address, load.named, load.began)
 
     def all(self) -> Iterator[ListedServer]:
         """List all servers that have reported a load, by address."""

@@ -22,6 +22,7 @@ from djinn_lib_cluster.messages import (
     Join,
     ListServers,
     LoadReport,
+    RenameOrder,
     Resolve,
     ServerList,
     decoded,
@@ -150,6 +151,8 @@ class DirectoryEndpoint:
                     message = _read(await lines.receive_until(b"\n", MAX_LOAD_BYTES))
                 if isinstance(message, LoadReport):
                     self.listing.report(member, message)
+                    for named, holder in self.listing.names.superseded(join.address):
+                        await orders.send(RenameOrder(named, holder))
                 elif isinstance(message, Draining | DirectoryProblem):
                     orders.answered(message)
                 else:

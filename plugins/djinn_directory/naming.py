@@ -3,12 +3,17 @@
 Servers report digests of their named sessions. Between the moment in which a client is led to a server and the report
 that follows from it, the directory itself remembers the session. A session whose server has left is not begun elsewhere
 at once: perhaps only the connection to the directory broke, and there would be two sessions of one name.
+
+If a server comes back later, there are two. Servers report when their sessions began, so that the later one has the
+name, also for a directory that was started again. Clocks of servers must agree within `RETURNING_S` for that.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, repeat
+from typing import NamedTuple
 
 from djinn_lib_cluster.messages import Resolve
 
@@ -24,6 +29,14 @@ SETTLED_S = 4.0
 """After its start, how long a directory waits for the first reports of servers that know it already."""
 
 
+class _Lost(NamedTuple):
+    """A session whose server has left: when it began, the server, and when that left."""
+
+    began: int
+    address: str
+    since_s: float
+
+
 class NamedPlaces:
     """The named sessions of a cluster. A digest stands for one; see `djinn_lib_server.tenants.session_digest`.
 
@@ -37,24 +50,36 @@ class NamedPlaces:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._settled_s = clock() + SETTLED_S
-        self._held: dict[str, frozenset[str]] = {}
-        """By address of a server: the sessions that it has reported."""
+        self._held: dict[str, dict[str, int]] = {}
+        """By address of a server: the sessions that it has reported, and when they began."""
+        self._servers: dict[str, dict[str, int]] = {}
+        """By session: the servers that have reported it, and when it began there."""
         self._led: dict[str, tuple[str, float]] = {}
         """By session: where a client was led that will open it, and when."""
-        self._lost: dict[str, tuple[str, float]] = {}
-        """By session: the server that had it and has left, and when."""
+        self._lost: dict[str, _Lost] = {}
 
-    def reported(self, address: str, digests: Sequence[str]) -> None:
-        """Note which sessions a server has."""
-        self._held[address] = frozenset(digests)
+    def reported(self, address: str, digests: Sequence[str], began: Sequence[int] = ()) -> None:
+        """Note which sessions a server has, and when they began."""
+        self._hold(address, dict(zip(digests, chain(began, repeat(0)), strict=False)))
         # It is back. What it had and does not report has ended with it.
-        self._lost = {digest: lost for digest, lost in self._lost.items() if lost[0] != address}
+        self._lost = {digest: lost for digest, lost in self._lost.items() if lost.address != address}
 
     def left(self, address: str) -> None:
         """Note that a server has left."""
         now = self._clock()
-        lost = dict.fromkeys(self._held.pop(address, ()), (address, now))
-        self._lost = {digest: at for digest, at in self._lost.items() if now - at[1] < RETURNING_S} | lost
+        lost = {digest: at for digest, at in self._lost.items() if now - at.since_s < RETURNING_S}
+        for digest, began in self._held.get(address, {}).items():
+            found = _Lost(began, address, now)
+            lost[digest] = max(found, lost.get(digest, found))
+        self._lost = lost
+        self._hold(address, {})
+        self._held.pop(address, None)
+
+    def superseded(self, address: str) -> Iterator[tuple[str, str]]:
+        """List the sessions of a server of which another one has a later one, with the address of the latter."""
+        for digest in self._held.get(address, ()):
+            if (holder := self._newest(digest)[1]) != address:
+                yield digest, holder
 
     def led(self, digest: str, address: str) -> None:
         """Note that a client was led to a server where it will open a session."""
@@ -66,7 +91,7 @@ class NamedPlaces:
 
     def unsettled_s(self, digest: str) -> float:
         """Return how long to wait if the directory has just begun: some server may still have to report the session."""
-        return max(0.0, self._settled_s - self._clock()) if self._holder(digest) is None else 0.0
+        return max(0.0, self._settled_s - self._clock()) if not self._newest(digest)[1] else 0.0
 
     def place_of(self, digest: str, wanted: Resolve) -> str | None:
         """Return the address of the server that has a session, or was given to a client that will open it there.
@@ -74,20 +99,33 @@ class NamedPlaces:
         Raises:
             RefusedError: That server does not answer, or has left and may come back.
         """
-        now, holder = self._clock(), self._holder(digest)
-        if holder is not None and holder != wanted.failed:
-            return holder
-        if holder is not None:
-            raise RefusedError(f"The server {holder}, which has the session {wanted.session!r}, does not answer.",
-                               hint="Try again; `djinn cluster status` shows whether the server is there.")
-        address, since_s = self._lost.get(digest, ("", -RETURNING_S))
-        if now - since_s < RETURNING_S:
+        now, (began, holder) = self._clock(), self._newest(digest)
+        led, since_s = self._led.get(digest, ("", -LED_S))
+        if now - since_s < LED_S and led in self._held and led not in (holder, wanted.failed):
+            return led
+        lost = self._lost.get(digest)
+        if lost is not None and now - lost.since_s < RETURNING_S and (lost.began, lost.address) > (began, holder):
             raise RefusedError(
-                f"The server {address}, which has the session {wanted.session!r}, has left the cluster.",
+                f"The server {lost.address}, which has the session {wanted.session!r}, has left the cluster.",
                 hint="Try again soon. If the server was only out of reach, the session is there with its values; if it "
                      f"was started again, or is not back within {RETURNING_S:g} s, a new session of that name begins.")
-        address, since_s = self._led.get(digest, ("", -LED_S))
-        return address if now - since_s < LED_S and address != wanted.failed else None
+        if holder and holder == wanted.failed:
+            raise RefusedError(f"The server {holder}, which has the session {wanted.session!r}, does not answer.",
+                               hint="Try again; `djinn cluster status` shows whether the server is there.")
+        return holder or None
 
-    def _holder(self, digest: str) -> str | None:
-        return next((address for address, digests in self._held.items() if digest in digests), None)
+    def _newest(self, digest: str) -> tuple[int, str]:
+        """Return when the latest session began, and its server's address, which is empty if no server has it."""
+        return max(((began, address) for address, began in self._servers.get(digest, {}).items()), default=(0, ""))
+
+    def _hold(self, address: str, digests: dict[str, int]) -> None:
+        before = self._held.get(address, {})
+        self._held[address] = digests
+        if digests == before:
+            return
+        for digest in before.keys() - digests.keys():
+            del self._servers[digest][address]
+            if not self._servers[digest]:
+                del self._servers[digest]
+        for digest, began in digests.items():
+            self._servers.setdefault(digest, {})[address] = began

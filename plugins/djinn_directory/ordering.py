@@ -1,11 +1,11 @@
-"""What a directory asks of the servers that it lists: to drain."""
+"""What a directory asks of the servers that it lists: to drain, and to rename sessions."""
 
 from __future__ import annotations
 
 import anyio
 import attrs
 from anyio.abc import ByteSendStream
-from djinn_lib_cluster.messages import DirectoryProblem, Draining, DrainOrder, encoded
+from djinn_lib_cluster.messages import DirectoryProblem, Draining, DrainOrder, RenameOrder, encoded
 
 from djinn.errors import ConfigurationError, TransportError
 
@@ -37,7 +37,18 @@ class ServerOrders:
         self._address = address
         self._stream = stream
         self._sending = anyio.Lock()
+        self._draining = anyio.Lock()
         self._order: _Order | None = None
+
+    async def send(self, order: DrainOrder | RenameOrder) -> None:
+        """Send an order; a server answers only to one that asks it to drain.
+
+        Raises:
+            OSError, BrokenResourceError, ClosedResourceError: It has left.
+        """
+        async with self._sending:
+            with anyio.fail_after(TIMEOUT_S):
+                await self._stream.send(encoded(order))
 
     async def drain(self) -> str:
         """Ask the server to drain, and return the outcome.
@@ -46,11 +57,11 @@ class ServerOrders:
             ConfigurationError: The server cannot do that.
             TransportError: It does not answer.
         """
-        async with self._sending:
+        async with self._draining:
             self._order = order = _Order()
             try:
                 with anyio.fail_after(TIMEOUT_S):
-                    await self._stream.send(encoded(DrainOrder()))
+                    await self.send(DrainOrder())
                     await order.answered.wait()
             except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 raise TransportError(f"{self._address} has not answered within {TIMEOUT_S:g} s.",

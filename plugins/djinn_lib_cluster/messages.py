@@ -25,6 +25,7 @@ __all__ = (
     "ListServers",
     "ListedServer",
     "LoadReport",
+    "RenameOrder",
     "Resolve",
     "ServerList",
     "decoded",
@@ -69,6 +70,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
         models: Names and digests of the models in its store.
         metrics: URL of its metrics; empty if it serves none.
         named: Its named sessions, as digests of tenant and name; see `djinn_lib_server.tenants.session_digest`.
+        began: When each of them began, in seconds since 1970.
     """
 
     problem: Annotated[str, Meta(max_length=1000)] = ""
@@ -78,6 +80,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     models: Annotated[tuple[_Model, ...], Meta(max_length=2 * MAX_MODELS)] = ()
     metrics: Annotated[str, Meta(max_length=512)] = ""
     named: Annotated[tuple[_Name, ...], Meta(max_length=MAX_NAMED)] = ()
+    began: Annotated[tuple[_Count, ...], Meta(max_length=MAX_NAMED)] = ()
 
 
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
@@ -120,6 +123,18 @@ class DrainOrder(msgspec.Struct, frozen=True, tag="drain"):
     """To a server that has joined: refuse new sessions, and end after the last one; the operator has asked for it."""
 
 
+class RenameOrder(msgspec.Struct, frozen=True, tag="rename"):
+    """To a server that has joined: rename a named session, because another server has a later one of that name.
+
+    Attributes:
+        named: The session, as in `LoadReport`.
+        holder: Address of the other server.
+    """
+
+    named: _Name
+    holder: _Address
+
+
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
     """From a server: the answer to `DrainOrder`, unless it is a `DirectoryProblem`."""
 
@@ -147,7 +162,8 @@ class DirectoryProblem(msgspec.Struct, frozen=True, tag="problem"):
 
 
 _Message: TypeAlias = (
-    Join | LoadReport | Resolve | ListServers | Accepted | DrainOrder | Draining | ServerList | DirectoryProblem)
+    Join | LoadReport | Resolve | ListServers | Accepted | DrainOrder | RenameOrder | Draining | ServerList
+    | DirectoryProblem)
 AskedDirectory: TypeAlias = Resolve | ListServers
 _decoder = msgspec.json.Decoder(_Message)
 

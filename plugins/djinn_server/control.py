@@ -30,6 +30,7 @@ __all__ = (
     "Incoming",
     "Look",
     "Ready",
+    "RenameSession",
     "Renew",
     "RevokeDevice",
     "Seen",
@@ -226,6 +227,18 @@ class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
     hint: str
 
 
+class RenameSession(msgspec.Struct, frozen=True, tag="rename_session"):
+    """To a worker: another server of the cluster has a later session of a name.
+
+    Attributes:
+        name: The name.
+        holder: Address of that server.
+    """
+
+    name: str
+    holder: str
+
+
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
     """From a worker: a request for a turn on the device."""
 
@@ -371,7 +384,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
     | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
-    | EndSession | FromStore | StoreReply)
+    | EndSession | RenameSession | FromStore | StoreReply)
 
 
 def ignore_signals() -> None:

@@ -16,6 +16,7 @@ from djinn_lib_server.kinds.metrics import (
     MAX_PROGRAMS,
     NO_DURATIONS,
     Amounts,
+    Count,
     Counts,
     EndedBy,
     Evicted,
@@ -49,13 +50,14 @@ class WorkerReport(msgspec.Struct, frozen=True, tag="report"):
         counts: The counters.
         amounts: Its current amounts.
         programs: The programs that took the most time.
-        named: The names of its named sessions.
+        named: The names of its named sessions, and when each began, in seconds since 1970.
     """
 
     counts: Counts
     amounts: Amounts
     programs: Annotated[tuple[ProgramTime, ...], Meta(max_length=MAX_PROGRAMS)] = ()
-    named: Annotated[tuple[Annotated[str, Meta(max_length=MAX_NAME)], ...], Meta(max_length=MAX_NAMED)] = ()
+    named: Annotated[tuple[tuple[Annotated[str, Meta(max_length=MAX_NAME)], Count], ...],
+                     Meta(max_length=MAX_NAMED)] = ()
 
 
 def told_of_memory(counts: Counts, amounts: Amounts, memory: MemoryReport, waiting_bytes: int) -> WorkerReport:

@@ -37,7 +37,7 @@ class Account:
         counts: The latest counters.
         amounts: The latest amounts.
         programs: The programs that took the most time.
-        named: What stands for its named sessions; see `djinn_lib_server.tenants.session_digest`.
+        named: What stands for its named sessions, and when each began; see `TenantTotals.named`.
 
     Concurrency:
         `heed` is called by one thread.
@@ -46,8 +46,8 @@ class Account:
     def __init__(self, label: str, limit_bytes: int, device: int = 0, tenant: str = "") -> None:
         self.label = label
         self._tenant = tenant
-        self._names: tuple[str, ...] = ()
-        self.named: tuple[str, ...] = ()
+        self._names: tuple[tuple[str, int], ...] = ()
+        self.named: tuple[tuple[str, int], ...] = ()
         self.limit_bytes = limit_bytes
         self.device = device
         self._wanted = RecentSum()
@@ -64,9 +64,14 @@ class Account:
         if report.named != self._names:
             # The tenant is not the worker's to choose.
             self._names = report.named
-            self.named = tuple(session_digest(self._tenant, name) for name in report.named)
+            self.named = tuple((session_digest(self._tenant, name), began_s) for name, began_s in report.named)
         wanted_s = (self.counts.device_ns + self.counts.wait_ns - before.device_ns - before.wait_ns) / 1e9
         self._wanted.add(wanted_s, now)
+
+    def has(self, tenant: str, digest: str) -> str:
+        """Return the name of a tenant's session by what stands for it; empty if the worker has none."""
+        return next((name for (name, _), (found, _) in zip(self._names, self.named, strict=True)
+                     if found == digest and self._tenant == tenant), "")
 
     def wanted(self, now: float) -> float:
         """Return the worker's recent demand, in devices."""
@@ -128,8 +133,14 @@ class MetricsStore:
                 added((before, *(account.counts for account in own))),
                 _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
                 restarts[label], summed((past_programs[label], *(account.programs for account in own))),
-                tuple(digest for account in own for digest in account.named))
+                tuple(each for account in own for each in account.named))
         return found
+
+    def session_named(self, tenant: str, digest: str) -> str:
+        """Return the name of a tenant's session by what stands for it; empty if there is none."""
+        with self._lock:
+            accounts = list(self._accounts)
+        return next(filter(None, (account.has(tenant, digest) for account in accounts)), "")
 
     def sessions(self) -> dict[str, int]:
         """Return the number of sessions by label."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import attrs
 import torch
+from djinn_lib_server.tenants import written
 from djinn_lib_service.kinds import SessionMemory
 from djinn_lib_service.named_values import MAX_NAME, KeptTensor, KeptValue, NamedReply, NamedRequest, NamedSession
 from djinn_lib_service.resumable_channel import ResumableChannel
@@ -60,6 +61,7 @@ class _Named:
         session: Name of the session that has it open, or had it last.
         left_at: When that one left.
         is_ended: Whether the operator has ended it while it was open.
+        began_s: When it began, in seconds since 1970.
     """
 
     name: str
@@ -70,6 +72,7 @@ class _Named:
     values: dict[str, _Kept] = attrs.field(factory=dict)
     left_at: float = 0.0
     is_ended: bool = False
+    began_s: int = attrs.field(factory=lambda: int(time.time()))
 
     @property
     def handles(self) -> list[int]:
@@ -114,10 +117,25 @@ class NamedSessions:
         with self._lock:
             return tuple(named.listed(now) for named in self._named.values())
 
-    def names(self) -> tuple[str, ...]:
-        """List their names."""
+    def began(self) -> tuple[tuple[str, int], ...]:
+        """List their names, and when each of them began, in seconds since 1970."""
         with self._lock:
-            return tuple(self._named)
+            return tuple((named.name, named.began_s) for named in self._named.values())
+
+    def rename(self, name: str, holder: str) -> None:
+        """Give a session a name with its time, because another server of the cluster has a later one.
+
+        A client that has it open keeps it open, and finds it by the new name later.
+        """
+        with self._lock:
+            named = self._named.pop(name, None)
+            if named is None:
+                return
+            named.name = f"{name[:MAX_NAME - 21]}~{written(named.began_s)}"
+            self._named[named.name] = named
+            self._note_ended(name, f"it is {named.name!r} now, because {holder} has a later one")
+        _log.warning("the named session %s is now %s: %s has a later one", printable(name), printable(named.name),
+                     holder)
 
     def closed(self) -> list[tuple[str, float, NamedSession, int]]:
         """List those that no client has open: the session that had it, how long ago, and how many tensors it keeps."""
@@ -211,12 +229,15 @@ class NamedSessions:
             self._allowances.change_handles(len(named.handles), 0, checks=False)
             if why:
                 after = f", {named.lease_s:g} s after its client had left" if why is _LEASE else ""
-                self._ended[named.name] = why + after
-                self._ended.move_to_end(named.name)
+                self._note_ended(named.name, why + after)
                 _log.info("the named session %s has ended: %s", printable(named.name), why)
+        return gone
+
+    def _note_ended(self, name: str, why: str) -> None:
+        self._ended[name] = why
+        self._ended.move_to_end(name)
         while len(self._ended) > MAX_ENDED:
             self._ended.popitem(last=False)
-        return gone
 
     def _dropped(self, gone: Collection[_Named]) -> None:
         for named in gone:

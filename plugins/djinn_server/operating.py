@@ -11,7 +11,7 @@ import msgspec
 from djinn_lib_server.tenants import Tenant
 
 from djinn.errors import ConfigurationError, SessionTerminatedError
-from djinn_server.control import EndSession, SessionState
+from djinn_server.control import EndSession, RenameSession, SessionState
 from djinn_server.operator_socket import Handler
 from djinn_server.oversight import Verdicts
 from djinn_server.session_rows import EVERYBODY, SessionRow
@@ -33,6 +33,11 @@ class _Kick(msgspec.Struct, forbid_unknown_fields=True):
     keeps_worker: bool = False
 
 
+class _Rename(msgspec.Struct, forbid_unknown_fields=True):
+    named: str
+    holder: str
+
+
 class Operating:
     """Handles the operator's commands.
 
@@ -52,6 +57,7 @@ class Operating:
         """Return the handlers by command."""
         return {"sessions": lambda _: self.sessions(),
                 "drain": lambda _: self.drain(),
+                "rename": lambda arguments: self.rename(msgspec.convert(arguments, _Rename)),
                 "kick": lambda arguments: self.kick(msgspec.convert(arguments, _Kick))}
 
     async def sessions(self) -> list[SessionRow]:
@@ -61,6 +67,13 @@ class Operating:
     async def drain(self) -> dict[str, Any]:
         """Drain the server, as on SIGTERM: sessions may continue for ``--drain-s``, and then it ends."""
         signal.raise_signal(signal.SIGTERM)
+        return {}
+
+    async def rename(self, wanted: _Rename) -> dict[str, Any]:
+        """Rename a named session, because another server of the cluster has a later one."""
+        for tenant, worker in self._supervisor.workers():
+            if name := self._supervisor.ledger.session_named(tenant.name, wanted.named):
+                await worker.tell(RenameSession(name, wanted.holder))
         return {}
 
     async def _rows(self) -> list[tuple[SessionRow, Worker]]:

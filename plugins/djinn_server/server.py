@@ -414,7 +414,7 @@ class Server:
         made = (WorkerReport(counts, amounts) if self._manager is None else
                 told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes))
         return msgspec.structs.replace(made, programs=self._line.slowest_programs(),
-                                       named=self._named.names()[:MAX_NAMED])
+                                       named=self._named.began()[:MAX_NAMED])
 
     def _answer_all(self, names: SessionNames, allowance: SessionAllowance, meter: Meter, place: SessionSlot,
                     mailbox: Mailbox) -> None:

@@ -121,6 +121,11 @@ class Sessions:
             if name in ("", session.name):
                 _end(session, goodbye)
 
+    def rename(self, name: str, holder: str) -> None:
+        """Rename a named session, because the server at that address has a later one."""
+        if self._named is not None:
+            self._named.rename(name, holder)
+
     def end_others(self, channel: Channel, error: DjinnError) -> None:
         """End all sessions except that of a connection; waits a moment, so that clients learn the reason."""
         goodbye = Goodbye(error.code, error.summary, error.hint)

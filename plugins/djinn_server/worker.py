@@ -43,6 +43,7 @@ from djinn_server.control import (
     Incoming,
     Look,
     Ready,
+    RenameSession,
     RevokeDevice,
     Seen,
     Setup,
@@ -245,6 +246,8 @@ def _obey(
                 control.send(Seen(message.number, sessions.states()))
         elif isinstance(message, EndSession):
             sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
+        elif isinstance(message, RenameSession):
+            sessions.rename(message.name, message.holder)
         elif isinstance(message, Stop):
             return message
         else:

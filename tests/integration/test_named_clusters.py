@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +103,37 @@ def test_a_session_begins_nowhere_else_as_long_as_its_server_may_come_back() -> 
     assert cluster.led() == [cluster.second], "the first server had no session"
 
 
+def test_the_session_that_began_later_has_the_name_in_whichever_order_servers_report() -> None:
+    cluster = Cluster()
+    old, new, names = cluster.first, cluster.second, cluster.listing.names
+    members = {member.address: member for member in cluster.members}
+    for addresses in ((old, new), (new, old)):
+        for address in addresses:
+            cluster.listing.leave(members[address])
+            members[address] = cluster.listing.join(address)
+            began_s = {old: 100, new: 200}[address]
+            cluster.listing.report(members[address], LoadReport(named=(MINE,), began=(began_s,)))
+        assert cluster.led() == [new]
+        assert (list(names.superseded(old)), list(names.superseded(new))) == ([(MINE, new)], [])
+    for address in (new, old):
+        cluster.listing.leave(members[address])
+        with pytest.raises(RefusedError, match=f"{new}, which has the session 'lab', has left"):
+            cluster.led()
+
+
+def test_a_server_that_comes_back_late_does_not_have_a_session_that_is_about_to_begin_elsewhere() -> None:
+    cluster = Cluster()
+    cluster.report(MINE)
+    cluster.listing.leave(cluster.members[0])
+    cluster.now = RETURNING_S
+    cluster.listing.report(cluster.members[1], LoadReport())
+    assert cluster.led() == [cluster.second]
+    cluster.members[0] = cluster.listing.join(cluster.first)
+    cluster.report(MINE)
+    assert cluster.led() == [cluster.second], "it has not been reported yet"
+    assert cluster.led(failed=cluster.second) == [cluster.first], "it was not begun where no server answers"
+
+
 @attrs.frozen
 class Lab:
     """A directory and two servers in other processes."""
@@ -115,6 +149,11 @@ class Lab:
         listed = ask(self.directory, lambda _: ListServers(self.key))
         return {server.address: server.load.sessions for server in listed if server.load is not None}
 
+    def problems(self) -> dict[str, str]:
+        """Why sessions cannot begin, by server, as the directory knows it."""
+        listed = ask(self.directory, lambda _: ListServers(self.key))
+        return {server.address: server.load.problem for server in listed if server.load is not None}
+
     def looked(self, tenant: str) -> tuple[str, str]:
         """What another process of a tenant finds, and where."""
         done = run_python(LOOK, self.directory, has_djinn=True, DJINN_TOKEN=self.tokens[tenant])
@@ -124,11 +163,13 @@ class Lab:
 
 
 @pytest.fixture
-def lab(tmp_path: Path, start_server: Any) -> Iterator[Lab]:
+def lab(tmp_path: Path, start_server: Any, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """The parameter is run by the directory before it begins."""
     tokens, key = TokenFile(tmp_path / "tokens.json"), tmp_path / "key"
     given = {name: tokens.create(name) for name in ("alice", "bob")}
     command = ["directory", "--name", "lab", "--key", str(key), "--tokens", str(tokens.path)]
-    with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(),
+    program = f"{getattr(request, 'param', '')}from djinn_cli.app import main; main()"
+    with WarmPython(program, command, environment=clean_environment(),
                     log=tmp_path / "directory.log", has_djinn=True) as process:
         directory = process.stdout.readline().split()[-1]
         options = ("--directory", directory, "--directory-key", str(key), "--tokens", str(tokens.path), "--sandbox",
@@ -164,3 +205,37 @@ def test_another_process_comes_back_to_the_server_that_keeps_the_values(lab: Lab
     until(lambda: lab.sessions().keys() == lab.servers.keys())
     djinn.init(name="lab", **alice)
     assert not djinn.kept, "as on a lone server that was started again"
+
+
+SHORT = """
+from djinn_directory import endpoint, naming
+endpoint.STALE_S, naming.RETURNING_S = 4.0, 1.0
+"""
+
+
+@pytest.mark.parametrize("lab", [SHORT], indirect=True)
+def test_a_server_that_comes_back_late_has_the_session_under_another_name(lab: Lab) -> None:
+    def kept(value: float) -> str:
+        address: str = djinn.init(name="lab", cluster=lab.directory, token=lab.tokens["alice"]).backend.address
+        djinn.kept["x"] = torch.full((2,), value, device=DEVICE)
+        djinn.shutdown()
+        return address
+
+    old = kept(1.0)
+    pid = lab.servers[old].process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: old not in lab.sessions())
+        time.sleep(1.0)
+        new = kept(2.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert new != old
+    # Both have reported since: the new one's worker serves.
+    until(lambda: lab.problems() == {old: "", new: ""})
+    assert lab.looked("alice") == (new, "[2.0, 2.0]")
+    log = lab.servers[old].log
+    until(lambda: "lab~" in log.read_text())
+    (name,) = re.findall(r"the named session lab is now (lab~\S+): tcp://\S+ has a later one", log.read_text())
+    djinn.init(name=name, server=old, token=lab.tokens["alice"])
+    assert djinn.kept["x"].tolist() == [1.0, 1.0]

@@ -9,6 +9,7 @@ import attrs
 import pytest
 import torch
 from djinn_lib_server.limits import Limits
+from djinn_lib_server.tenants import written
 from djinn_lib_service.named_values import NamedReply, NamedRequest
 from djinn_lib_service.service import SessionService
 from djinn_server.limits import Allowances, SessionAllowance
@@ -108,6 +109,22 @@ def test_a_session_ends_with_its_lease_which_the_server_bounds() -> None:
     assert worker.named.listed() == ()
     reply = worker.open("lab")[1]
     assert (reply.values, reply.note) == ((), "its lease was over, 10 s after its client had left")
+
+
+def test_a_session_that_gives_its_name_up_keeps_its_values_and_its_client() -> None:
+    worker = Worker()
+    client, _ = worker.open("lab")
+    client.names.keep("x", b"", [torch.ones(2)])
+    worker.named.rename("lab", "tcp://other:1")
+    worker.named.rename("lab", "tcp://other:1")
+    ((name, began_s),) = worker.named.began()
+    assert name == f"lab~{written(began_s)}"
+    assert not client.names.keep("y", b"", [torch.ones(2)]).problem
+    client.leave()
+    refused = worker.open("lab", is_known=True)[1]
+    assert f"it is {name!r} now, because tcp://other:1 has a later one" in refused.problem
+    assert [kept.name for kept in worker.open(name)[1].values] == ["x", "y"]
+    assert worker.open("lab")[1].values == ()
 
 
 def test_values_count_while_no_client_has_them_and_so_do_names() -> None:

@@ -140,7 +140,8 @@ class TenantTotals:
         restarts: Number of restarts, by cause.
         programs: At most `MAX_PROGRAMS` programs that took the most time, that with the longest time first. Other
             programs take their places: they are for people to read, and no series.
-        named: What stands for their named sessions; see `djinn_lib_server.tenants.session_digest`.
+        named: What stands for their named sessions, and when each began, in seconds since 1970; see
+            `djinn_lib_server.tenants.session_digest`.
     """
 
     counts: Counts = attrs.field(factory=Counts)
@@ -149,7 +150,7 @@ class TenantTotals:
     workers: int = 0
     restarts: dict[str, int] = attrs.field(factory=dict)
     programs: tuple[ProgramTime, ...] = ()
-    named: tuple[str, ...] = ()
+    named: tuple[tuple[str, int], ...] = ()
 
 
 class MetricsSource(Protocol):

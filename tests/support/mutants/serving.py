@@ -71,9 +71,13 @@ MUTANTS = (
            within="integration/test_named_clusters.py::"
                   "test_a_session_begins_nowhere_else_as_long_as_its_server_may_come_back"),
     mutant("session-forgotten-with-its-server", "server.named_on_cluster", "djinn_directory.naming:NamedPlaces.left",
-           "self._held.pop(address, ())", "()",
+           "self._held.get(address, {}).items()", "()",
            within="integration/test_named_clusters.py::"
                   "test_a_session_begins_nowhere_else_as_long_as_its_server_may_come_back"),
+    mutant("older-session-of-a-name", "server.named_once_on_cluster", "djinn_directory.naming:NamedPlaces._newest",
+           "max(", "min(",
+           within="integration/test_named_clusters.py::"
+                  "test_the_session_that_began_later_has_the_name_in_whichever_order_servers_report"),
     mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.supervisor:Supervisor._post_of",
            "self._posts.get(tenant.name)", "next(iter(self._posts.values()), None)",
            "and post.tenant.key == tenant.key", "",
