@@ -348,9 +348,17 @@ class RunQueue:
         return min(MAX_LOAD, max(0.0, others_s / RECENT_S))
 
     def _expected_wait_s(self) -> float:
-        """Estimate the wait: the time that the queued programs need, or the current wait if that is longer."""
-        waiting_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
-        return max(self.queued * self._interval_s, waiting_s)
+        """Estimate how long a program of another session would wait; the caller holds the lock.
+
+        It waits for one program of each session that has any, however many these have queued. The estimate is at least
+        the time that the running program has taken so far, or that the first waiting one has waited.
+        """
+        now = time.monotonic()
+        waiting_s = now - self._waiting_since_s if self._waiting else 0.0
+        span = None if self.clock is None else self.clock.oldest
+        since_ns = span.since_ns if span is not None else self._since_ns if self.running is not None else 0
+        running_s = now - since_ns / 1e9 if since_ns else 0.0
+        return max(min(self.queued, self.busy) * self._interval_s, waiting_s, running_s)
 
 
 class SessionSlot:

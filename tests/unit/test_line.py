@@ -331,9 +331,9 @@ def test_of_a_flood_the_last_programs_are_refused_and_of_an_ordinary_message_non
     line.check()
 
 
-def test_what_a_program_would_wait_is_as_much_as_is_queued_at_the_pace_of_late() -> None:
+def test_what_a_program_would_wait_is_one_of_each_session_at_the_pace_of_late() -> None:
     line = RunQueue(limits=lambda: Limits(wait_s=0.05))
-    place = line.open()
+    place, *others = [line.open() for _ in range(5)]
     for _ in range(4):
         place.received(Batch([RUN]))
         place.begin()
@@ -341,16 +341,34 @@ def test_what_a_program_would_wait_is_as_much_as_is_queued_at_the_pace_of_late()
         place.end()
         place.carried_out()
     line.check()
-    place.received(Batch([RUN] * 5))
+    place.received(Batch([RUN] * 50))
+    line.check()  # its other programs would not be first
+    for other in others:
+        other.received(Batch([RUN] * 50))
     with pytest.raises(LimitError, match="would wait for some 0.1") as caught:
         line.check()
     assert 0.04 < caught.value.retry_after_s < 0.2
-    place.carried_out()
+    for each in (place, *others):
+        each.carried_out()
     line.check()
     counts = line.counts(Counts({"ok": 3}))
     assert counts.requests == {"ok": 3}
     assert sum(counts.waits) == 4
     assert 0.08e9 <= counts.device_ns < 0.3e9
+
+
+def test_a_program_that_runs_for_long_is_waited_for_also_if_it_is_the_first_one() -> None:
+    line = RunQueue(limits=lambda: Limits(wait_s=0.05))
+    place = line.open()
+    place.received(Batch([RUN]))
+    place.begin()
+    line.check()
+    time.sleep(0.06)
+    with pytest.raises(LimitError, match=r"would wait for some 0\.\d+ s"):
+        line.check()
+    place.end()
+    place.carried_out()
+    line.check()
 
 
 def test_whoever_is_refused_comes_again_as_late_as_asked_a_few_times() -> None:
