@@ -19,6 +19,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import is_dense
 from djinn_interceptor_device import storage_references, stored_storages
+from djinn_interceptor_device.resizing import has_no_bytes, reach_bytes, resized
 from djinn_interceptor_device.subclasses import ordinary_class
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -67,10 +68,8 @@ class RemoteStorage(torch.UntypedStorage):
     def nbytes(self) -> int:
         """Return the number of bytes; bytes that no living tensor covers may be missing."""
         spec = self._reaching()._value.spec
-        if 0 in spec.size:
-            return 0
-        reach = sum((extent - 1) * step for extent, step in zip(spec.size, spec.stride, strict=True))
-        return (spec.storage_offset + reach + 1) * spec.dtype.itemsize
+        return 0 if has_no_bytes(self.tensor) else reach_bytes(
+            spec.size, spec.stride, spec.storage_offset, spec.dtype.itemsize)
 
     def _reaching(self) -> LazyTensor:
         """Return the tensor that reaches farthest here, and is neither conjugated nor negated if there is one."""
@@ -138,15 +137,14 @@ class RemoteStorage(torch.UntypedStorage):
         raise UnsupportedTensorError("The memory of a remote tensor is not in this process.",
                                      hint="Use tensor.cpu() to bring its data home.")
 
-    def resize_(self, size: int) -> NoReturn:
-        """Refuse.
+    def resize_(self, size: int) -> Self:
+        """Free the memory of all tensors here, with 0 bytes, or allocate it again, as on the CPU.
 
         Raises:
-            UnsupportedTensorError: Always.
+            UnsupportedTensorError: Some bytes would be left, but fewer than the tensors have.
         """
-        raise UnsupportedTensorError("The memory of a remote tensor cannot be resized through its storage.",
-                                     hint="Free it with `tensor.data = tensor.new_empty(0)`, and assign new memory in "
-                                     "the same way.")
+        self.tensor = resized(self.tensor, self.nbytes(), size)
+        return self
 
     __getitem__ = __setitem__ = __iter__ = _refuse
 
