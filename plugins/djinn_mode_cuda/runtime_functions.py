@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -32,8 +33,7 @@ _NONE = (
 _MODULES = (torch.cuda, torch.cuda._utils, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 """Modules that publish them; names that were imported from there earlier stay what they were."""
 _NEEDS_CUDA = (
-    "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool _dump_snapshot _record_memory_history "
-    "_snapshot caching_allocator_alloc "
+    "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool _snapshot caching_allocator_alloc "
     "caching_allocator_delete caching_allocator_disabled caching_allocator_enable change_current_allocator check_error "
     "clock_rate cudart "
     "current_blas_handle current_solver_handle get_allocator_backend get_per_process_memory_fraction "
@@ -44,6 +44,11 @@ _NEEDS_CUDA = (
     "utilization"
 ).split()
 """Functions and classes of the process's own CUDA runtime."""
+_LEFT_OUT = {
+    "_record_memory_history": "No memory history is recorded: the memory is the server's.",
+    "_dump_snapshot": "No snapshot of memory is written: the memory is the server's.",
+}
+"""Functions that only observe: the program continues without them."""
 
 
 def replace(patches: Patches) -> None:
@@ -58,7 +63,8 @@ def replace(patches: Patches) -> None:
     }
     refused = {name: _refusal(name) for name in _NEEDS_CUDA}
     index_of = _index_of(torch.cuda._utils._get_device_index)
-    for name, item in {**delegated, **refused, **_FACTS, "_get_device_index": index_of}.items():
+    left_out = {name: _left_out(why) for name, why in _LEFT_OUT.items()}
+    for name, item in {**delegated, **refused, **left_out, **_FACTS, "_get_device_index": index_of}.items():
         for module in _MODULES:
             if name in vars(module):
                 patches.set(module, name, item)
@@ -98,6 +104,14 @@ def _refusal(name: str) -> Any:
 
     original = getattr(torch.cuda, name, None)
     return class_like(original, refuse) if isinstance(original, type) else refuse
+
+
+def _left_out(why: str) -> Callable[..., None]:
+    def leave_out(*args: Any, **kwargs: Any) -> None:
+        warnings.warn(f"{why} torch.cuda.memory_stats() has the present and the highest amounts, and `djinn top` shows "
+                      "them.", stacklevel=2)
+
+    return leave_out
 
 
 def _index_of(original: Callable[..., int]) -> Callable[..., int]:

@@ -333,8 +333,7 @@ def test_what_needs_nvidias_own_code_is_not_there() -> None:
         assert importlib.util.find_spec(name) is None
         with pytest.raises(ImportError):
             importlib.import_module(name)
-    for use in (torch.cuda.CUDAGraph, torch.cuda.cudart, torch.cuda.graph_pool_handle,
-                torch.cuda.memory._record_memory_history):
+    for use in (torch.cuda.CUDAGraph, torch.cuda.cudart, torch.cuda.graph_pool_handle, torch.cuda.memory._snapshot):
         with pytest.raises(RuntimeError, match="needs a CUDA device of this process"):
             use()
     with torch.cuda.nvtx.range("step {}", 1):
@@ -342,6 +341,16 @@ def test_what_needs_nvidias_own_code_is_not_there() -> None:
     assert not torch.cuda.is_current_stream_capturing()
     assert torch.cuda.get_arch_list() == []
     assert not torch.utils._triton.has_triton()
+
+
+def test_a_program_that_records_its_memory_history_continues_and_learns_that_there_is_none(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="No memory history is recorded: the memory is the server's") as warned:
+        torch.cuda.memory._record_memory_history(max_entries=100)
+    assert {item.filename for item in warned} == {__file__}
+    with pytest.warns(UserWarning, match=r"No snapshot of memory is written.*memory_stats\(\)"):
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+    assert not list(tmp_path.iterdir())
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] >= 0
 
 
 def test_nothing_is_left_of_it(alias: ExitStack) -> None:
