@@ -17,6 +17,7 @@ import msgspec
 import pytest
 import torch
 from djinn_lib_service import short_messages
+from djinn_lib_service.assumptions import AheadNote, Assumed, encode_assumed, noted
 from djinn_lib_service.frames import (
     HEAD,
     MAGIC,
@@ -219,6 +220,8 @@ def results() -> list[Case]:
         Case("early", frame(Result((Plain(value=True),), assumes=bytes(range(16)), since=3))),
         Case("early-tensor", frame(Result((header_of(half), Plain(3)), assumes=bytes(range(16)), since=2**40,
                                           run_ns=7), (half,), sequence=9)),
+        Case("early-of-others", frame(Result((Plain(3),), assumes=bytes(range(16)), since=2, others=encode_assumed(
+            [Assumed("0f" * 16, 1, 2, 5, bytes(range(16)))])))),
         Case("later", frame(Result((header_of(half), Poisoned(3)), is_later=True), (half,), sequence=5)),
         Case("timings", frame(Result((), (Failure(2, "RuntimeError", "", source="0f" * 16, source_identity=7),),
                                      (Timing("run", 1, 2**62, 2**62 + 1), Timing("receive", 9, -1, 5)), 2**62 + 2))),
@@ -232,6 +235,10 @@ def transfers() -> list[Case]:
         Case("memory", frame(ValueTransfer(2, header_of(flat), Layout((4, 7, 3), (3, 0, 1))), (flat,))),
         Case("packed", frame(ValueTransfer(3, header_of(flat), Layout((12,), (100,), is_packed=True)), (flat,))),
         Case("plain", frame(ValueTransfer(2**64 - 1, Plain([None, 1, 2.5, True])))),
+        Case("ahead", frame(noted(ValueTransfer(5, header_of(flat)), AheadNote("value", (
+            Assumed("0f" * 16, 1, 2, 5, bytes(range(16))),))), (flat,))),
+        Case("requested", frame(noted(ValueTransfer(5), AheadNote("requested")))),
+        Case("void", frame(noted(ValueTransfer(5), AheadNote("void")))),
         Case("failure", frame(ValueTransfer(4, failure=Failure(3, "IndexError", "out of range", "aten::index.Tensor", 4,
                                                         2,
                                                                "0f" * 16, 3)))),
