@@ -35,6 +35,11 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def is_short(source: str) -> bool:
+    """Whether a module has at most as many lines of code as one may have; most have so few lines of any kind."""
+    return len(source.splitlines()) <= MAX_MODULE_LINES or code_lines(source) <= MAX_MODULE_LINES
+
+
 @cache
 def code_lines(source: str) -> int:
     """Count the lines that hold code: no blank ones, no comments, no docstrings."""
@@ -83,7 +88,7 @@ def test_the_picture_of_the_imports_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_module_can_be_read_at_one_sitting(path: Path) -> None:
-    assert code_lines(path.read_text()) <= MAX_MODULE_LINES
+    assert is_short(path.read_text())
 
 
 @pytest.mark.parametrize("path", KERNEL, ids=name_of)
@@ -148,13 +153,12 @@ def test_packages_of_the_kernel_do_not_import_each_other_in_a_circle() -> None:
 def test_no_two_public_classes_have_the_same_name() -> None:
     found: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(name_of(path))
+        for name in re.findall(r"(?m)^class ([A-Za-z]\w*)", path.read_text()):
+            found.setdefault(name, []).append(name_of(path))
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
 def test_tests_can_be_read_at_one_sitting_and_their_support_is_in_packages() -> None:
     modules = sorted((ROOT / "tests").rglob("*.py"))
-    assert [name_of(path) for path in modules if code_lines(path.read_text()) > MAX_MODULE_LINES] == []
+    assert [name_of(path) for path in modules if not is_short(path.read_text())] == []
     assert list((ROOT / "tests" / "support").glob("*.py")) == []

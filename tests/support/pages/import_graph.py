@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -22,13 +22,21 @@ def imported(path: Path) -> tuple[str, ...]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _statements(ast.parse(path.read_text()).body):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.relative_to(ROOT)} has a relative import in line {node.lineno}"
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All statements, also inside others; to look through expressions, too, takes three times as long."""
+    for node in body:
+        yield node
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _statements(getattr(node, inner, ()))
 
 
 def kernel_imports() -> dict[str, set[str]]:
