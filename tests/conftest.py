@@ -11,6 +11,7 @@ from djinn_conformance.discovery import remember_distributions
 from djinn_conformance.laws import active_profile
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
+from djinn_conformance.workers import Pool
 from hypothesis import settings
 from support.processes import warm
 from support.processes.examples import prepare
@@ -24,6 +25,7 @@ if os.environ.get("HYPOTHESIS_PROFILE"):
     settings.load_profile("chosen")
 
 Servers.start_process = staticmethod(warm.start_server)
+Pool.start_process = staticmethod(warm.start_worker)
 without_stacks()
 remember_distributions()
 

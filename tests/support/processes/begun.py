@@ -8,7 +8,17 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 
-__all__ = ("import_begun",)
+__all__ = ("begin_session", "import_begun")
+
+
+def begin_session() -> None:
+    """Begin a session in this process, and run something in it."""
+    import torch
+
+    import djinn
+
+    device = djinn.init("local://").device
+    (torch.ones(2, device=device) + 1).tolist()
 
 
 def import_begun(begin: Callable[[], object]) -> None:

@@ -9,11 +9,10 @@ from importlib import import_module
 import djinn_server.opening
 import djinn_server.server
 import djinn_server.worker
-import torch
 from djinn_cli.app import build
 from djinn_server.forkserver import fork_forkserver, prepare
 from djinn_server.spawning import ForkServer
-from support.processes.begun import import_begun
+from support.processes.begun import begin_session, import_begun
 
 import djinn
 from djinn.plugins import Plugins
@@ -37,16 +36,11 @@ def _forked(environment: Mapping[str, str]) -> ForkServer | None:
     return fork_forkserver(begin)
 
 
-def _begin() -> None:
-    device = djinn.init("local://").device
-    (torch.ones(2, device=device) + 1).tolist()
-
-
 for _name in ("djinn_lib_server.parents", "djinn_progress.screens", "djinn_server.signals",
               "djinn_transport_tcp.client", "djinn_transport_tcp.listener"):
     import_module(_name)  # what a server imports when it begins, and the client of one
 build({})
 Plugins.load()
-import_begun(_begin)
+import_begun(begin_session)
 _start = djinn_server.opening.start_forkserver
 djinn_server.opening.start_forkserver = _forked

@@ -3,7 +3,8 @@
 The import takes seconds of a processor, a fork takes milliseconds. djinn and its plugins are imported after the fork,
 as in any other process; that an interpreter of its own does it too is what the tests of the command line see. Servers
 are forked from a second one, which has imported these as well: that is half of what it takes to start them. Runs of
-pytest are forked from a third one, which has imported what the conformance kit begins with.
+pytest are forked from a third one, which has imported what the conformance kit begins with; processes that judge
+samples of PyTorch's database, from a fourth one, which has loaded it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 __all__ = ("WarmPython", "begin", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share",
-           "start_server")
+           "start_server", "start_worker")
 
 _DJINN = "from djinn_cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
@@ -85,6 +86,7 @@ def _serve_forks(listener: socket.socket, alive: Connection, module: str) -> Non
 
 _WITH_DJINN = _Branch("support.processes.loaded")
 _WITH_KIT = _Branch("support.processes.kit")
+_WITH_DATABASE = _Branch("support.processes.judging")
 
 
 class _BranchPopen(popen_forkserver.Popen):
@@ -122,6 +124,12 @@ class _KitProcess(_FORKS.Process):  # type: ignore[name-defined]  # as above
         return _BranchPopen(process_obj, _WITH_KIT)
 
 
+class _JudgingProcess(_FORKS.Process):  # type: ignore[name-defined]  # as above
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        return _BranchPopen(process_obj, _WITH_DATABASE)
+
+
 class WarmPython:
     """``python -c program arguments``; as much of `subprocess.Popen` as tests need.
 
@@ -135,26 +143,32 @@ class WarmPython:
         has_djinn: Whether djinn and its plugins have been imported before it begins, unless the environment chooses
             plugins.
         has_kit: The same of what the conformance kit begins with.
+        has_database: The same of PyTorch's database of samples and of what sessions begin with.
+        reads: Whether its standard input is written to ``stdin``.
 
     Attributes:
+        stdin: What it reads; for processes that do.
         stdout: What it prints.
     """
 
     def __init__(self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path,
-                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False, has_kit: bool = False
-                 ) -> None:
+                 folder: Path | None = None, prints: bool = True, has_djinn: bool = False, has_kit: bool = False,
+                 has_database: bool = False, reads: bool = False) -> None:
         log.write_bytes(b"")
         reader, writer = _FORKS.Pipe(duplex=False)
+        given, giver = _FORKS.Pipe(duplex=False)
         # Which device `import djinn` makes is chosen by these.
         is_special = any(environment.get(name) for name in ("DJINN_PLUGINS", "DJINN_RUN_AS"))
-        kind = next((kind for kind, is_wanted in ((_LoadedProcess, has_djinn), (_KitProcess, has_kit))
+        kind = next((kind for kind, is_wanted in ((_LoadedProcess, has_djinn), (_KitProcess, has_kit),
+                                         (_JudgingProcess, has_database))
                      if is_wanted and not is_special), _FORKS.Process)
         self._process = kind(target=_become, daemon=True, args=(
-            program, list(arguments), dict(environment), writer if prints else None, str(log.absolute()),
-            str(folder or Path.cwd())))
-        with reader, writer:
+            program, list(arguments), dict(environment), given if reads else None, writer if prints else None,
+            str(log.absolute()), str(folder or Path.cwd())))
+        with reader, writer, given, giver:
             self._process.start()
             self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+            self.stdin = os.fdopen(os.dup(giver.fileno()), "w", encoding="utf-8") if reads else None
 
     def __enter__(self) -> Self:
         return self
@@ -205,6 +219,11 @@ def start_server(program: str, arguments: list[str], environment: dict[str, str]
     return WarmPython(program, arguments, environment=environment, log=log, has_djinn=True)
 
 
+def start_worker(program: str, arguments: list[str], environment: dict[str, str]) -> WarmPython:
+    """Start a process that judges samples: see `djinn_conformance.workers.StartJudge`."""
+    return WarmPython(program, arguments, environment=environment, log=Path(os.devnull), has_database=True, reads=True)
+
+
 def begin() -> None:
     """Start the first interpreter, which imports meanwhile what takes seconds."""
     _WITHOUT_DJINN.ensure_running()
@@ -212,7 +231,7 @@ def begin() -> None:
 
 def share() -> None:
     """Start the interpreters that are forked, so that all forks of this process have them in common."""
-    for server in (_WITHOUT_DJINN, _WITH_DJINN, _WITH_KIT):
+    for server in (_WITHOUT_DJINN, _WITH_DJINN, _WITH_KIT, _WITH_DATABASE):
         server.ensure_running()
     os.register_at_fork(after_in_child=_forget_parent)
 
@@ -286,14 +305,18 @@ def run_pytest(arguments: Sequence[str], *, environment: Mapping[str, str], fold
         return process.wait(timeout_s)
 
 
-def _become(program: str, arguments: list[str], environment: dict[str, str], stdout: Connection | None,
-            log: str, folder: str) -> None:
+def _become(program: str, arguments: list[str], environment: dict[str, str], stdin: Connection | None,
+            stdout: Connection | None, log: str, folder: str) -> None:
     # The collector need not look through what was imported before the fork, nor copy it by looking.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     with Path(log).open("ab") as errors, stdout or contextlib.nullcontext():
         os.dup2((stdout or errors).fileno(), 1)
         os.dup2(errors.fileno(), 2)
+    if stdin is not None:
+        with stdin:
+            os.dup2(stdin.fileno(), 0)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115  # to the end
     faulthandler.enable(2)
     os.environ.clear()
     os.environ.update(environment)
