@@ -160,6 +160,8 @@ class Speculator:
         self.abroad: Abroad | None = None
         self.awaits = False
         self.steps: list[int] = []
+        self._depends = False
+        """Whether something ahead may depend on a value that was received ahead."""
 
     def asked(self, command: Run | RunDelta) -> list[Any] | None:
         """Process a requested run; call this before the forecast sees the run.
@@ -185,6 +187,7 @@ class Speculator:
         if not self._ahead:
             self._forecast.clear()
             self._exchanges.clear()
+            self._depends = False
         return taken
 
     def exchanged(self, command: Exchange) -> RunAhead | None:
@@ -303,6 +306,7 @@ class Speculator:
             self._random.set(state)
         self._forecast.clear()
         self._exchanges.clear()
+        self._depends = self._depends and bool(self._ahead)
         for ahead in self._ahead:
             self._follow(ahead)
 
@@ -378,7 +382,7 @@ class Speculator:
         self.awaits = False
         if not self.is_certain or not self._has_room(held_bytes):
             return False
-        if self.abroad is not None and not all(map(self.abroad.is_valid, self._ahead)):
+        if self._depends and self.abroad is not None and not all(map(self.abroad.is_valid, self._ahead)):
             self.drop()
             return False
         if program < 0:
@@ -411,6 +415,7 @@ class Speculator:
             if made is None:
                 return False
             made = attrs.evolve(made, run=run_of(number, command))
+            self._depends = True
         else:
             made = RunAhead(run_of(number, command), [], exchange=command)
             if isinstance(command, Send) and self.values((command.handle,), value_of) is None:
@@ -425,7 +430,7 @@ class Speculator:
 
     def assumed(self, end: int) -> tuple[Assumed, ...]:
         """Return what the first ``end`` runs ahead assume of other sessions."""
-        return merged(one for ahead in islice(self._ahead, end) for one in ahead.assumes)
+        return merged(one for ahead in islice(self._ahead, end) for one in ahead.assumes) if self._depends else ()
 
     def _has_room(self, held_bytes: int) -> bool:
         """Whether one more run may be ahead."""
