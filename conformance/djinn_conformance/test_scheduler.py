@@ -181,9 +181,10 @@ def test_deep_graph(subject: Subject, plugin: GraphScheduler) -> None:
     """Schedule a long chain."""
     graph, devices = deep_graph(), (DeviceInfo("cpu"), DeviceInfo("cuda:0"))
     graph.edges()
-    started = time.monotonic()
+    # Other processes may be busy.
+    started = time.process_time()
     schedule = plugin.schedule(graph, devices)
-    took_s = time.monotonic() - started
-    expect(took_s < _LIMIT_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
+    took_s = time.process_time() - started
+    expect(took_s < _LIMIT_S, "processor time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
            where=f"{subject}: a chain of {len(graph)} nodes")
     expect_equal(len(schedule.order), len(graph), "number of ordered nodes", f"{subject}: a chain")

@@ -198,6 +198,8 @@ class EarlyAnswers:
         is_quiet: Whether an answer would now contain nothing but values: no failures, warnings or timings.
         take_run_ns: Returns how long programs ran since the last answer.
         abroad: Sends values to other sessions; ``None`` if that is impossible.
+        may_shed: Whether runs ahead are dropped when memory is short. Then only runs that can be repeated bit for bit
+            give values early.
 
     Attributes:
         sent: Answers that were sent early.
@@ -210,7 +212,7 @@ class EarlyAnswers:
     def __init__(
         self, ahead: Speculator, channel: EarlyChannel, value_of: Callable[[int], Any],
         read: Callable[[torch.Tensor], torch.Tensor], is_quiet: Callable[[], bool], take_run_ns: Callable[[], int],
-        abroad: PeersAhead | None = None,
+        abroad: PeersAhead | None = None, *, may_shed: bool = False,
     ) -> None:
         self._ahead = ahead
         self._channel = channel
@@ -219,6 +221,7 @@ class EarlyAnswers:
         self._is_quiet = is_quiet
         self._take_run_ns = take_run_ns
         self._abroad = abroad
+        self._may_shed = may_shed
         # The first batch of a round often has data, so that it cannot be predicted; its programs tell what follows.
         self._followers: dict[_Form | _Programs, tuple[_Form, int]] = {}
         self._last: _Form | _Programs | None = None
@@ -293,6 +296,8 @@ class EarlyAnswers:
         runs = self._ahead.runs(covered, len(form.programs))
         if tuple([ahead.run.program for ahead in runs]) != form.programs or not (form.programs or _programs_of(last)):
             # A client that asks again and again without any work does not need to be fast.
+            return False
+        if self._may_shed and not all(ahead.repeats for ahead in runs):
             return False
         sends, predicted = self._sends(runs, covered), self._predict(form, end, runs)
         if predicted is None or sends is None:

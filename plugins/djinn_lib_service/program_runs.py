@@ -263,7 +263,8 @@ class ProgramRuns:
             failures.append(error)
         if not (failures or given):
             new_bytes = self._table.added_bytes(outputs) if len(self._ahead) >= FEW_AHEAD else 0
-            return RunAhead(run, outputs, new_bytes, state, undos[0] if undos else None)
+            repeats = isinstance(program, SupportsEffectReport) and program.effects.repeats
+            return RunAhead(run, outputs, new_bytes, state, undos[0] if undos else None, repeats=repeats)
         for undo in undos:
             undo.restore()
         if state is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from djinn.errors import DjinnError
+from djinn.errors import DjinnError, OutOfMemoryError
 from djinn.wire.messages import (
     Batch,
     Command,
@@ -139,17 +139,15 @@ class SessionService:
         return value_checks_of(known.definition.body for known in self._runs.unconfirmed.values())
 
     def answer_early(self, channel: EarlyChannel) -> None:
-        """Send values that the client will fetch over a channel as soon as they are known.
-
-        With a memory limit, nothing is sent: results that must be kept could take another session's room.
-        """
-        if self._is_limited:
-            return
+        """Send values that the client will fetch over a channel as soon as they are known."""
         self.early = EarlyAnswers(self.ahead, channel, self._ready_value, self._values.read, self._is_quiet,
-                                  self._run_time.take, self._peers.begin_ahead())
+                                  self._run_time.take, self._peers.begin_ahead(), may_shed=self._is_limited)
 
     def _ready_value(self, handle: int) -> Any:
-        self.memory.use((handle,))
+        try:
+            self.memory.use((handle,))
+        except OutOfMemoryError:
+            return None
         return self.memory.values.get(handle)
 
     def _is_quiet(self) -> bool:

@@ -57,6 +57,7 @@ class RunAhead:
         new_bytes: Bytes of the storages that it has made for them; 0 for one of the first `FEW_AHEAD`.
         random: The state of the session's random numbers before it, if it drew some.
         undo: What it has overwritten, if it wrote to values.
+        repeats: Whether another run on the same inputs gives the same results, bit for bit.
         exchange: The exchange, if it is one.
         arrived: The value that it has received from another session, as that is known to `Abroad`.
         assumes: What that value assumes.
@@ -67,6 +68,7 @@ class RunAhead:
     new_bytes: int = 0
     random: torch.Tensor | None = None
     undo: Undo | None = None
+    repeats: bool = True
     exchange: Exchange | None = None
     arrived: Any = None
     assumes: tuple[Assumed, ...] = ()
@@ -162,6 +164,8 @@ class Speculator:
         self.steps: list[int] = []
         self._depends = False
         """Whether something ahead may depend on a value that was received ahead."""
+        self._is_void = False
+        """Whether values may have been sent ahead that are no longer ahead here."""
 
     def asked(self, command: Run | RunDelta) -> list[Any] | None:
         """Process a requested run; call this before the forecast sees the run.
@@ -280,8 +284,13 @@ class Speculator:
 
     def drop(self) -> None:
         """Drop all runs ahead, because their inputs may have changed."""
-        self.pinned = 0
         self.shed()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        if self._is_void and self.abroad is not None:
+            self.abroad.withdraw()
+        self._is_void = False
 
     def random_state(self) -> torch.Tensor:
         """Return the state of the random numbers as the requested runs have left it."""
@@ -290,25 +299,24 @@ class Speculator:
         return self._random.get() if state is None else state.clone()
 
     def shed(self) -> None:
-        """Drop the runs ahead that can be repeated, because memory is short: those without a value sent early."""
+        """Drop all runs ahead, because memory is short; they run again when they are requested.
+
+        Any thread that holds the memory's lock may call this. Other sessions are informed later.
+        """
         state: torch.Tensor | None = None
-        is_sent = False
-        while len(self._ahead) > self.pinned:
+        self.pinned = 0
+        while self._ahead:
             gone = self._ahead.pop()
             state = state if gone.random is None else gone.random
             if gone.undo is not None:
                 gone.undo.restore()
             self.misses += gone.exchange is None
-            is_sent |= isinstance(gone.exchange, Send)
-        if is_sent and self.abroad is not None:
-            self.abroad.withdraw()
+            self._is_void |= isinstance(gone.exchange, Send)
         if state is not None:
             self._random.set(state)
         self._forecast.clear()
         self._exchanges.clear()
-        self._depends = self._depends and bool(self._ahead)
-        for ahead in self._ahead:
-            self._follow(ahead)
+        self._depends = False
 
     def _follow(self, ahead: RunAhead) -> None:
         if ahead.exchange is None:
@@ -380,6 +388,7 @@ class Speculator:
         before = self._end
         program, _ = self._next()
         self.awaits = False
+        self._withdraw()
         if not self.is_certain or not self._has_room(held_bytes):
             return False
         if self._depends and self.abroad is not None and not all(map(self.abroad.is_valid, self._ahead)):

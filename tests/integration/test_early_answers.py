@@ -7,15 +7,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from djinn_transport_tcp.client import connect
 from support.models import gpt2
 from support.network import delaying_proxy
+from support.servers.connection_options import connect_options
 
 import djinn
+from djinn.wire.messages import Batch, Free, Upload
+from djinn.wire.tensors import header_of
 
 DEVICE = "remote_accelerator:0"
 NEW = 40
@@ -30,8 +35,14 @@ def model() -> Any:
 
 @pytest.fixture
 def far_away(server: Any) -> Iterator[str]:
+    with _behind_a_proxy(server.address) as address:
+        yield address
+
+
+@contextmanager
+def _behind_a_proxy(server: str) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", delaying_proxy.__name__, server.address.removeprefix("tcp://"), str(DELAY_S)],
+        [sys.executable, "-m", delaying_proxy.__name__, server.removeprefix("tcp://"), str(DELAY_S)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     address = f"tcp://{process.stdout.readline().strip()}"
@@ -91,6 +102,43 @@ def test_a_loop_far_away_waits_for_few_of_its_values(model: Any, mode: str, far_
     stats = djinn.stats()
     assert stats["answered_early"] >= 0.7 * NEW
     assert sum(waits.round_trips for waits in djinn.stats(by="line").values()) == stats["round_trips"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_server_with_a_memory_limit_answers_early_too(model: Any, start_server: Callable[..., Any]) -> None:
+    wanted = _generated(model, "cpu", "greedy")
+    with _behind_a_proxy(start_server("--memory-mib", "16").address) as address:
+        found = [_trips_of_two_texts(model, "greedy", wanted)]
+        while len(found) < 3 and found[-1][1] > 0.5 * NEW:
+            djinn.init(server=address)
+            found.append(_trips_of_two_texts(model, "greedy", wanted))
+    assert found[-1][1] <= 0.5 * NEW, found
+
+
+def test_what_was_sent_early_stays_true_when_another_session_takes_the_room(start_server: Callable[..., Any]) -> None:
+    """One session loops, and is ahead of its requests; another one takes all memory from time to time."""
+    server = start_server("--memory-mib", "2", "--keep-mib", "0")
+    other = connect(server.address, connect_options())
+    made: list[list[float]] = []
+    for device in ("cpu", DEVICE):
+        if device == DEVICE:
+            djinn.init(server=server.address)
+        value, weight, seen = torch.arange(4.0).to(device), torch.linspace(-1, 1, 4).to(device), list[float]()
+        for count in range(60):
+            value = value * 0.5 + weight
+            seen += [value[1].item(), value.sum().item()]
+            if device == DEVICE:
+                time.sleep(0.004)
+                if count % 6 == 5:
+                    # Memory for this value is there only if nothing is ahead.
+                    tensor = torch.empty(2**21 - 128, dtype=torch.uint8)
+                    result, _ = other.request(Batch([Upload(count + 1, header_of(tensor))], synchronize=True), [tensor])
+                    assert not result.failures
+                    other.request(Batch([Free((count + 1,))], synchronize=True), [])
+        made.append(seen)
+    other.close()
+    assert made[0] == made[1]
+    assert djinn.stats()["answered_early"] > 10
 
 
 @pytest.mark.usefixtures("far_away")

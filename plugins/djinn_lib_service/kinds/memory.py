@@ -41,7 +41,7 @@ class RunsAhead(Protocol):
         """All of these results."""
 
     def shed(self) -> None:
-        """Drop those that nobody relies on."""
+        """Drop them; they run again when they are requested."""
 
 
 class KeptUploads(Protocol):
