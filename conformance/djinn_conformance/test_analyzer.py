@@ -92,8 +92,8 @@ def test_deep_graph(subject: Subject, plugin: Analyzer) -> None:
     expect_equal([dict(nothing.nodes), dict(nothing.values)], [{}, {}], "annotations", f"{subject}: no nodes")
     graph = deep_graph()
     graph.edges()
-    started = time.monotonic()
+    started = time.process_time()
     plugin.annotate(graph, ())
-    took_s = time.monotonic() - started
-    expect(took_s < _LIMIT_S, "time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
+    took_s = time.process_time() - started
+    expect(took_s < _LIMIT_S, "processor time", got=f"{took_s:.1f} s", wanted=f"less than {_LIMIT_S} s",
            where=f"{subject}: a chain of {len(graph)} nodes")
