@@ -55,7 +55,10 @@ class PeerValues:
         self._failures = failures
 
     def connect(self, command: Peer) -> None:
-        """Connect to another session."""
+        """Connect to another session. What was sent ahead to another one of that number is void."""
+        with self._memory.lock:
+            self._ahead.drop()
+            self._memory.release()
         self._failures.attempt(lambda: self._carrier().connect(command.peer, command.address, command.mailbox))
 
     def send(self, command: Send) -> None:

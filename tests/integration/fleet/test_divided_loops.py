@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from support.servers.fleet import kill
 
 import djinn
 
@@ -19,6 +20,7 @@ PAUSES_S = (0.0, 0.0, 0.002, 0.006)
 """Pauses of a loop: its servers run ahead in them."""
 LONG_S = 0.03
 """A pause before a guess turns out to be wrong."""
+FAILOVER_S = 0.3
 FIRST, SECOND = "remote_accelerator:0", "remote_accelerator:1"
 
 
@@ -95,7 +97,7 @@ def run(loop: Loop, plan: random.Random) -> list[object]:
 @pytest.fixture
 def two_servers(start_server: Callable[..., Any]) -> list[Any]:
     servers = [start_server() for _ in range(2)]
-    djinn.init(servers=[server.address for server in servers])
+    djinn.init(servers=[server.address for server in servers], failover_timeout_s=FAILOVER_S)
     return servers
 
 
@@ -140,3 +142,22 @@ def test_loops_with_random_numbers_repeat_themselves_with_and_without_early_answ
             time.sleep(0.002)
         made[is_early] = [*seen, torch.rand(2, device=FIRST).tolist(), torch.rand(2, device=SECOND).tolist()]
     assert made[True] == made[False]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_divided_loop_survives_the_death_of_a_server_that_was_ahead(two_servers: list[Any], victim: int) -> None:
+    made: list[list[float]] = []
+    for devices in (("cpu", "cpu"), (FIRST, SECOND)):
+        loop, seen = Loop.on(*devices), list[float]()
+        for count in range(ROUNDS):
+            loop.value = loop.value * 0.5 + loop.weight
+            loop.other = loop.other * 0.25 + loop.value.to(devices[1])
+            loop.value = loop.value + loop.other.to(devices[0]) * 0.5
+            seen += [loop.other.sum().item(), loop.value[1].item()]
+            if devices[0] == FIRST:
+                time.sleep(PAUSES_S[-1])
+                if count == ROUNDS // 2:
+                    assert djinn.stats()["answered_early"] > 0
+                    kill(two_servers[victim])
+        made.append(seen)
+    assert made[0] == made[1]

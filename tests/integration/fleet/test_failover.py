@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from djinn_backend_replay import returning
 from support.servers.crashes import DEVICE, free_port, trained
-from support.servers.serving import children_of
+from support.servers.fleet import kill
 
 import djinn
 from djinn.errors import OutOfMemoryError, TransportError
@@ -33,14 +30,6 @@ def limited(start_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(returning, "EVERY_S", 0.0)
     yield [start_server("--memory-mib", "16", "--port", str(free_port())) for _ in range(2)]
     djinn.shutdown()
-
-
-def kill(server: Any) -> None:
-    """Kill a server with all its processes, so that nothing comes back."""
-    gone = [server.process.pid, *children_of(server.process.pid), *server.workers]
-    for process in gone:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
 
 
 def busiest(servers: list[Any], session: Any) -> Any:

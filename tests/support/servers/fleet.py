@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
 from djinn_backend_fleet.fleet import Fleet
 from djinn_lib_schedule.wrapping import unwrapped
+from support.servers.serving import children_of
 
 from djinn.session.session import Session
 
@@ -12,3 +18,11 @@ def fleet_of(session: Session) -> Fleet:
     backend = unwrapped(session.backend)
     assert isinstance(backend, Fleet)
     return backend
+
+
+def kill(server: Any) -> None:
+    """Kill a server with all its processes, so that nothing comes back."""
+    gone = [server.process.pid, *children_of(server.process.pid), *server.workers]
+    for process in gone:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
