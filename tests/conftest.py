@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 from pathlib import Path
 
@@ -47,15 +46,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if _shares(session.config):
         warm.share()
         prepare()
-    _unite_loggers()
     gc.collect()
     gc.freeze()
     # Tests make many objects that live for one example; collecting a tenth as often saves 3 % of all processor time.
     gc.set_threshold(20_000, 20, 20)
-
-
-def _unite_loggers() -> None:
-    """Let pytest hear PyTorch's loggers through the root; else it adds itself to forty of them, six times a test."""
-    for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
-            logger.propagate = True
