@@ -13,8 +13,8 @@ from pathlib import Path
 
 import attrs
 import torch
-from djinn_lib_service.stored_models import TensorExtent
 from djinn_lib_service.tensor_bytes import buffer_of
+from djinn_lib_service.tensor_extents import TensorExtent
 from djinn_lib_service.tensor_files import describe
 
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named

@@ -27,7 +27,8 @@ from djinn_lib_models.file_tensors import FileTensor, described, file_tensors, i
 from djinn_lib_models.noted_files import MAX_FILES
 
 if TYPE_CHECKING:
-    from djinn_lib_service.stored_models import StoredTensor, TensorExtent
+    from djinn_lib_service.stored_models import StoredTensor
+    from djinn_lib_service.tensor_extents import TensorExtent
 
     from djinn.session.session import Session
 

@@ -18,7 +18,7 @@ import msgspec
 import torch
 from msgspec import Meta
 
-from djinn_lib_service.stored_models import TensorExtent
+from djinn_lib_service.tensor_extents import TensorExtent
 
 __all__ = ("read_header",)
 

@@ -209,15 +209,15 @@ class Speculator:
             return None
         number = self._exchanges.number_of(command)
         self.steps.append(number or 0)
-        if number is None:
+        if not is_hit and not (isinstance(command, Send) and (next_ahead is None or next_ahead.exchange is None)):
+            # A value that is only read changes nothing that is ahead.
             self.drop()
+        if number is None:
             self._last = 0
             return None
         is_expected = self._exchanges.requested(number, command)
         self._learn(number, is_expected=is_expected, is_wasted=next_ahead is not None and not is_hit)
         taken = self._taken() if is_hit else None
-        if taken is None:
-            self.drop()
         self._recent.append(run_of(number, command))
         return taken
 

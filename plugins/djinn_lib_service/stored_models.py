@@ -11,7 +11,6 @@ import hashlib
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
-import attrs
 import msgspec
 import torch
 from msgspec import Meta
@@ -20,7 +19,7 @@ from djinn_lib_service.own_operators import define_operators
 from djinn_lib_service.struct_tensors import encoded
 
 __all__ = ("STORED_OPERATORS", "STORED_TENSOR", "KeepReply", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
-           "StoredOperators", "StoredTensor", "TensorExtent", "provide", "stored_operators")
+           "StoredOperators", "StoredTensor", "provide", "stored_operators")
 
 STORED_TENSOR = "djinn::stored_tensor"
 _SCHEMAS = {
@@ -93,23 +92,6 @@ class StoredTensor(msgspec.Struct, frozen=True, array_like=True):
     file: _Hex
     dtype: str
     size: tuple[Annotated[int, Meta(ge=0)], ...]
-
-
-@attrs.frozen
-class TensorExtent:
-    """Where a tensor lies in a file.
-
-    Attributes:
-        dtype: Its dtype, by the name that it has in ``torch``.
-        size: Its sizes; it is contiguous.
-        begin: Where it begins, in bytes from the begin of the file.
-        end: Where it ends.
-    """
-
-    dtype: str
-    size: tuple[int, ...]
-    begin: int
-    end: int
 
 
 class StoreAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping
 
 from djinn_lib_service.safetensors_header import read_header
-from djinn_lib_service.stored_models import TensorExtent
+from djinn_lib_service.tensor_extents import TensorExtent
 
 __all__ = ("describe", "read_storages")
 

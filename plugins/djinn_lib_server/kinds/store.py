@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
-from djinn_lib_service.stored_models import TensorExtent
+from djinn_lib_service.tensor_extents import TensorExtent
 
 from djinn_lib_server.options import ServeOptions
 
