@@ -52,11 +52,13 @@ class _Store:
         sizes: Sizes of the files of its models, in bytes.
         keeps_bytes: Size of the largest file that it may have kept.
         files: Of each file that it was asked for, by digest: its tensors by name, or none.
+        decided: Digests of the files that were sent whole, or not.
     """
 
     sizes: frozenset[int]
     keeps_bytes: int
     files: dict[str, dict[str, StoredTensor]] = attrs.field(factory=dict)
+    decided: set[str] = attrs.field(factory=set)
 
 
 @attrs.frozen
@@ -84,18 +86,30 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device) -> torc
     Returns:
         ``None`` if the tensor was not read from a file, has changed since, or if the server does not have the file.
     """
-    for found in file_tensors(tensor):
-        known = _known(session, found, device)
-        if known is not None and is_equal(found, known[0], tensor):
-            made = models.made(torch.empty(0, device=device), known[1])
-            if made.dtype is torch.uint8:
-                return made.view(tensor.dtype).view(tensor.size())
-            return made.to(tensor.dtype)
+    candidates = file_tensors(tensor)
+    # No file is sent if the server has another one with the tensor.
+    for may_send in (False, True):
+        for found in candidates:
+            known = _known(session, found, device, may_send=may_send)
+            if known is not None and is_equal(found, known[0], tensor):
+                made = models.made(torch.empty(0, device=device), known[1])
+                if made.dtype is torch.uint8:
+                    return made.view(tensor.dtype).view(tensor.size())
+                return made.to(tensor.dtype)
     return None
 
 
-def _known(session: Session, found: FileTensor, device: torch.device) -> tuple[FileIdentity, StoredTensor] | None:
-    """Return what the server says of a file's tensor, and which state of the file that is about."""
+def _known(
+    session: Session, found: FileTensor, device: torch.device, *, may_send: bool
+) -> tuple[FileIdentity, StoredTensor] | None:
+    """Return what the server says of a file's tensor, and which state of the file that is about.
+
+    Args:
+        session: The session.
+        found: The tensor.
+        device: A device of the session.
+        may_send: Whether the file may be sent as a whole.
+    """
     store = _store(session, device)
     try:
         file = Path(found.path).resolve(strict=True)
@@ -111,10 +125,12 @@ def _known(session: Session, found: FileTensor, device: torch.device) -> tuple[F
     tensors = store.files.get(digested.digest)
     if tensors is None:
         tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
-        if not tensors and MOST * size_bytes <= _moving_bytes() and size_bytes <= store.keeps_bytes and (
+        _log.info("%s: the server %s this file", file.name, "has" if tensors else "lacks")
+    if may_send and not tensors and digested.digest not in store.decided:
+        store.decided.add(digested.digest)
+        if size_bytes <= store.keeps_bytes and MOST * size_bytes <= _moving_bytes() and (
                 models.sent_whole(file, digested.digest, device)):
             tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
-        _log.info("%s: the server %s this file", file.name, "has" if tensors else "lacks")
     tensor = tensors.get(found.name)
     return None if tensor is None else (digested.identity, tensor)
 
