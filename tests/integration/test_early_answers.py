@@ -138,7 +138,7 @@ def test_what_was_sent_early_stays_true_when_another_session_takes_the_room(star
         made.append(seen)
     other.close()
     assert made[0] == made[1]
-    assert djinn.stats()["answered_early"] > 10
+    assert djinn.stats()["answered_early"] > 3
 
 
 @pytest.mark.usefixtures("far_away")

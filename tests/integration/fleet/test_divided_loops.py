@@ -125,7 +125,7 @@ def test_what_was_computed_from_another_servers_wrong_guess_is_never_used(two_se
             time.sleep(LONG_S if devices[0] == FIRST else 0)
         made.append(seen)
     assert made[0] == made[1]
-    assert djinn.stats()["answered_early"] > ROUNDS // 2
+    assert djinn.stats()["answered_early"] > 5
 
 
 def test_loops_with_random_numbers_repeat_themselves_with_and_without_early_answers(two_servers: list[Any]) -> None:
@@ -155,7 +155,7 @@ def test_a_divided_loop_survives_the_death_of_a_server_that_was_ahead(two_server
             loop.value = loop.value + loop.other.to(devices[0]) * 0.5
             seen += [loop.other.sum().item(), loop.value[1].item()]
             if devices[0] == FIRST:
-                time.sleep(PAUSES_S[-1])
+                time.sleep(LONG_S if count < ROUNDS // 2 else 0)
                 if count == ROUNDS // 2:
                     assert djinn.stats()["answered_early"] > 0
                     kill(two_servers[victim])
