@@ -176,12 +176,14 @@ class _Expected:
 
     Attributes:
         batch: The batch.
+        encoded: The same, encoded.
         form: Its form.
         answer: The answer that was sent, if it asks for something.
         size_bytes: Bytes of the answer's values.
     """
 
     batch: Batch
+    encoded: bytes
     form: _Form
     answer: tuple[Result, list[torch.Tensor]] | None
     size_bytes: int
@@ -303,10 +305,11 @@ class EarlyAnswers:
         if predicted is None or sends is None:
             return False
         batch, items, tensors = predicted
-        answer = self._send(batch, items, tensors, end) if items else None
+        encoded = encode(batch)
+        answer = self._send(encoded, items, tensors, end) if items else None
         if items and answer is None:
             return False
-        self._expected.append(_Expected(batch, form, answer, sum(tensor.nbytes for tensor in tensors)))
+        self._expected.append(_Expected(batch, encoded, form, answer, sum(tensor.nbytes for tensor in tensors)))
         self._ahead.pinned = end
         self._send_abroad(sends, end)
         return True
@@ -329,7 +332,7 @@ class EarlyAnswers:
         """Send values to other sessions, which assume the expected batches."""
         if not sends or self._abroad is None:
             return
-        digest = digest_of_batches([encode(expected.batch) for expected in self._expected])
+        digest = digest_of_batches(expected.encoded for expected in self._expected)
         own = Assumed(self._abroad.session, self._abroad.epoch, self._received, self._received + len(self._expected),
                       digest)
         for command, value in sends:
@@ -375,7 +378,7 @@ class EarlyAnswers:
         return values
 
     def _send(
-        self, batch: Batch, items: Sequence[Item], tensors: list[torch.Tensor], end: int,
+        self, encoded: bytes, items: Sequence[Item], tensors: list[torch.Tensor], end: int,
     ) -> tuple[Result, list[torch.Tensor]] | None:
         """Send the answer to a batch, unless it would contain more than values, or is too much."""
         size_bytes = sum(expected.size_bytes for expected in self._expected) + sum(tensor.nbytes for tensor in tensors)
@@ -384,11 +387,11 @@ class EarlyAnswers:
         assumed = self._ahead.assumed(end)
         if len(assumed) > MAX_ASSUMED:
             return None
-        batches = [encode(expected.batch) for expected in self._expected]
+        batches = [*(expected.encoded for expected in self._expected), encoded]
         result = Result(tuple(items), run_ns=self._take_run_ns(),
-                        assumes=digest_of_batches([*batches, encode(batch)]), since=self._received,
+                        assumes=digest_of_batches(batches), since=self._received,
                         others=encode_assumed(assumed))
-        if not self._channel.send_early(self._received + len(batches) + 1, result, tensors):
+        if not self._channel.send_early(self._received + len(batches), result, tensors):
             return None
         self.sent += 1
         return result, tensors

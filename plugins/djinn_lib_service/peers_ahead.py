@@ -33,7 +33,6 @@ class PeersAhead:
     Attributes:
         epoch: How often values were withdrawn.
         sent: Values that were sent ahead.
-        used: Those of them that the client has requested.
 
     Concurrency:
         One thread at a time.
@@ -50,7 +49,7 @@ class PeersAhead:
         self._sent: dict[tuple[int, int], int] = {}
         """Bytes of the values that were sent ahead and not requested, by peer and number."""
         self.epoch = 0
-        self.sent = self.used = 0
+        self.sent = 0
 
     @property
     def session(self) -> str:
@@ -108,9 +107,7 @@ class PeersAhead:
 
     def is_sent(self, command: Send) -> bool:
         """Whether the value of a requested command was sent ahead, and is not void; it then counts as requested."""
-        is_sent = self._sent.pop((command.peer, command.transfer), None) is not None
-        self.used += is_sent
-        return is_sent
+        return self._sent.pop((command.peer, command.transfer), None) is not None
 
     def withdraw(self) -> None:
         """Make the values void that were sent to other sessions ahead."""

@@ -87,6 +87,7 @@ class _Line:
     pollable: _Pollable | None
     watched: _Watched | None
     writable: _Writable | None
+    wakeable: _Wakeable | None
     heard_bytes: int = 0
 
     @classmethod
@@ -96,7 +97,8 @@ class _Line:
                    channel if isinstance(channel, SupportsByteCounts) else None,
                    channel if isinstance(channel, _Pollable) else None,
                    channel if isinstance(channel, _Watched) else None,
-                   channel if isinstance(channel, _Writable) else None)
+                   channel if isinstance(channel, _Writable) else None,
+                   channel if isinstance(channel, _Wakeable) else None)
 
     def newly_heard(self, tensors: Sequence[torch.Tensor]) -> int:
         """Return how many bytes have arrived since the last batch, or the bytes of its tensors if these are more."""
@@ -298,9 +300,9 @@ class ResumableChannel:
         """
         while True:
             line = self._line
-            if line is None or not isinstance(line.channel, _Wakeable) or self.is_ready():
+            if line is None or line.wakeable is None or self.is_ready():
                 return False
-            if line.channel.wait_with(descriptor, TICK_S):
+            if line.wakeable.wait_with(descriptor, TICK_S):
                 return not self.is_ready()
 
     @property
