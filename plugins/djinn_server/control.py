@@ -29,6 +29,7 @@ __all__ = (
     "Grant",
     "Incoming",
     "Look",
+    "Prepared",
     "Ready",
     "RenameSession",
     "Renew",
@@ -345,6 +346,10 @@ class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
     kept: KeepReply | None = None
 
 
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """From a forkserver: it has imported what workers need, and forks from now on at once."""
+
+
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
     """To a forkserver: fork a worker, whose standard input comes with this message.
 
@@ -383,8 +388,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
-    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Spawn | Spawned | Ended | Look | Seen
-    | EndSession | RenameSession | FromStore | StoreReply)
+    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Prepared | Spawn | Spawned | Ended | Look
+    | Seen | EndSession | RenameSession | FromStore | StoreReply)
 
 
 def ignore_signals() -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djinn_server.control import Ended, Spawn, Spawned, ignore_signals
+from djinn_server.control import Ended, Prepared, Spawn, Spawned, ignore_signals
 from djinn_server.control_channel import Control
 from djinn_server.spawning import ForkServer
 
@@ -106,6 +106,7 @@ class _Forker:
         ignore_signals()
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker)
+        self._control.send(Prepared())
         commands = self._socket.fileno()
         while True:
             ready, _, _ = select.select([commands, self._woken], [], [])

@@ -16,13 +16,15 @@ import anyio
 import anyio.to_thread
 
 from djinn_server.changes import Changes
-from djinn_server.control import Ended, Spawn, Spawned
+from djinn_server.control import Ended, Prepared, Spawn, Spawned
 from djinn_server.control_channel import AwaitedControl
 
 __all__ = ("ForkServer", "WorkerProcess", "start_process")
 
+PREPARE_TIMEOUT_S = 120.0
+"""How long a forkserver may import what workers need: a worker that is started without it has the same to import."""
 SPAWN_TIMEOUT_S = 30.0
-"""How long a forkserver may take to fork a worker, before the gateway starts the worker without it."""
+"""How long a prepared forkserver may take to fork a worker, before the gateway starts the worker without it."""
 STATUS_TIMEOUT_S = 1.0
 """How long a forkserver may take to report the status of a worker that has ended."""
 _log = logging.getLogger("djinn.server")
@@ -123,6 +125,7 @@ class ForkServer:
         self._wanted: set[int] = set()
         """Requests whose workers' statuses are still needed."""
         self._statuses: dict[int, int] = {}
+        self._is_prepared = False
         self._is_gone = False
 
     async def run(self) -> None:
@@ -133,6 +136,8 @@ class ForkServer:
                 self._take(message, process)
             elif isinstance(message, Ended) and message.number in self._wanted:
                 self._statuses[message.number] = message.status
+            elif isinstance(message, Prepared):
+                self._is_prepared = True
             self._changes.notify()
         self._is_gone = True
         self._changes.notify()
@@ -165,6 +170,7 @@ class ForkServer:
             number = self._asked
             await self._control.send(Spawn(number, dict(environment)), standard_input)
             try:
+                await self._changes.wait_for(lambda: self._is_prepared or self._is_gone, PREPARE_TIMEOUT_S)
                 await self._changes.wait_for(lambda: number in self._children or self._is_gone, SPAWN_TIMEOUT_S)
             finally:
                 child = self._children.pop(number, None)

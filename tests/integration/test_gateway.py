@@ -183,6 +183,22 @@ def impatient(tmp_path: Path) -> Iterator[Serving]:
         yield running
 
 
+def test_a_forkserver_may_import_for_longer_than_it_may_take_to_fork(tmp_path: Path) -> None:
+    # On a busy machine, its imports took more than 30 s, and the gateway started a worker that imported the same.
+    prelude = (
+        "import djinn_server.spawning, djinn_server.opening as opening, time\n"
+        "djinn_server.spawning.SPAWN_TIMEOUT_S, prepare = 0.2, opening.prepare\n"
+        "opening.prepare = lambda plugins: (time.sleep(1.5), prepare(plugins))\n")
+    with Serving(tmp_path / "log", prelude=prelude) as server:
+        (forkserver,) = children_of(server.process.pid)
+        connection = session(server)
+        assert computes(connection)
+        connection.close()
+        assert children_of(server.process.pid) == [forkserver]
+        assert children_of(forkserver) == [serving_now(server)]
+    assert "more slowly" not in server.log.read_text()
+
+
 def name_of(process: int) -> str:
     return Path(f"/proc/{process}/comm").read_text().strip()
 
