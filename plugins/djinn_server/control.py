@@ -15,6 +15,7 @@ from djinn_server.counters import WorkerReport
 
 __all__ = (
     "Ask",
+    "CanFork",
     "ControlMessage",
     "Dial",
     "Dialed",
@@ -29,7 +30,6 @@ __all__ = (
     "Grant",
     "Incoming",
     "Look",
-    "Prepared",
     "Ready",
     "RenameSession",
     "Renew",
@@ -346,7 +346,7 @@ class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
     kept: KeepReply | None = None
 
 
-class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+class CanFork(msgspec.Struct, frozen=True, tag="can_fork"):
     """From a forkserver: it has imported what workers need, and forks from now on at once."""
 
 
@@ -388,7 +388,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
-    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | Prepared | Spawn | Spawned | Ended | Look
+    | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | CanFork | Spawn | Spawned | Ended | Look
     | Seen | EndSession | RenameSession | FromStore | StoreReply)
 
 

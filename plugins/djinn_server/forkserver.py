@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djinn_server.control import Ended, Prepared, Spawn, Spawned, ignore_signals
+from djinn_server.control import CanFork, Ended, Spawn, Spawned, ignore_signals
 from djinn_server.control_channel import Control
 from djinn_server.spawning import ForkServer
 
@@ -106,7 +106,8 @@ class _Forker:
         ignore_signals()
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker)
-        self._control.send(Prepared())
+        with suppress(OSError):  # the gateway is gone already; the first `receive` notices it
+            self._control.send(CanFork())
         commands = self._socket.fileno()
         while True:
             ready, _, _ = select.select([commands, self._woken], [], [])

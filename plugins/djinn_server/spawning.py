@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from djinn_server.changes import Changes
-from djinn_server.control import Ended, Prepared, Spawn, Spawned
+from djinn_server.control import CanFork, Ended, Spawn, Spawned
 from djinn_server.control_channel import AwaitedControl
 
 __all__ = ("ForkServer", "WorkerProcess", "start_process")
@@ -136,7 +136,7 @@ class ForkServer:
                 self._take(message, process)
             elif isinstance(message, Ended) and message.number in self._wanted:
                 self._statuses[message.number] = message.status
-            elif isinstance(message, Prepared):
+            elif isinstance(message, CanFork):
                 self._is_prepared = True
             self._changes.notify()
         self._is_gone = True
