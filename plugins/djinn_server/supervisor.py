@@ -61,6 +61,8 @@ class _Post:
     customer: LeaseClient | None = None
     device: int = 0
     is_placed: bool = False
+    is_beginning: bool = False
+    """Whether a process for it is being started."""
     is_ready: bool = False
     is_ending: bool = False
     is_drained: bool = False
@@ -151,7 +153,7 @@ class Supervisor:
                                retry_after_s=1.0)
         error = NoWorkerError("The server has no worker for this session at the moment.",
                               hint="Try again in a few seconds; the server's log says why.")
-        error.is_starting = post.worker is not None
+        error.is_starting = post.is_beginning or post.worker is not None
         raise error
 
     def _post_of(self, tenant: Tenant) -> _Post | None:
@@ -347,11 +349,13 @@ class Supervisor:
         setup = msgspec.structs.replace(post.setup, ticket_key=secrets.token_bytes(KEY_BYTES),
                                         mailbox_prefix=self._new_prefix(), device=device)
         worker = None
+        post.is_beginning = True
         with anyio.CancelScope() as post.starting:
             try:
                 worker = await Worker.begin(setup, {**self._environment, **variables}, self._forkserver)
             except OSError as error:
                 self._note(post, TransportError(f"No worker could be started: {error}."))
+        post.is_beginning = False
         if worker is None:
             return 0.0
         post.worker = worker

@@ -183,15 +183,18 @@ def impatient(tmp_path: Path) -> Iterator[Serving]:
         yield running
 
 
-def test_a_forkserver_may_import_for_longer_than_it_may_take_to_fork(tmp_path: Path) -> None:
-    # On a busy machine, its imports took more than 30 s, and the gateway started a worker that imported the same.
+def test_a_forkserver_may_import_for_longer_than_it_may_take_to_fork(tmp_path: Path, tokens: TokenFile) -> None:
+    # On a busy machine, its imports took more than 30 s. Then the gateway started a worker that imported the same, and
+    # refused clients.
     prelude = (
+        "import djinn_server.starting; djinn_server.starting.PATIENCE_S = 0.3\n"
         "import djinn_server.spawning, djinn_server.opening as opening, time\n"
         "djinn_server.spawning.SPAWN_TIMEOUT_S, prepare = 0.2, opening.prepare\n"
         "opening.prepare = lambda plugins: (time.sleep(1.5), prepare(plugins))\n")
-    with Serving(tmp_path / "log", prelude=prelude) as server:
+    token = tokens.create("a")
+    with Serving(tmp_path / "log", "--tokens", str(tokens.path), prelude=prelude) as server:
         (forkserver,) = children_of(server.process.pid)
-        connection = session(server)
+        connection = session(server, token)
         assert computes(connection)
         connection.close()
         assert children_of(server.process.pid) == [forkserver]

@@ -26,12 +26,12 @@ def run_anew(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """As `run_djinn`, in an interpreter of its own, which can have child processes."""
     program = "from djinn_start import main; main()"
     return subprocess.run([sys.executable, "-c", program, *arguments], cwd=folder, env=clean_environment(),
-                          capture_output=True, text=True, timeout=120, check=False)
+                          capture_output=True, text=True, check=False)
 
 
 def on_the_cpu(script: Path) -> str:
     done = subprocess.run([sys.executable, str(script), "--cpu"], env=clean_environment(), capture_output=True,
-                          text=True, timeout=120, check=True)
+                          text=True, check=True)
     return done.stdout
 
 
