@@ -161,7 +161,8 @@ class TokenFileTenants(Authenticator):
         return self._tenant(tenant.name, entry)
 
     def _tenant(self, name: str, entry: TokenRecord) -> Tenant:
-        return Tenant(name, granted(entry.limits, self._defaults), entry.key, entry.weight, entry.models)
+        return Tenant(name, granted(entry.limits, self._defaults), entry.key, entry.weight, entry.models,
+                      entry.share)
 
     def _refresh(self) -> None:
         with self._lock:

@@ -49,6 +49,10 @@ def create(
         "--model", show_default=False, metavar="NAME",
         help="A gated model that the tenant may use, or a pattern such as meta/*; see djinn serve --gated-model. "
              "Repeatable.")] = None,
+    share: Annotated[str, typer.Option(
+        show_default=False, metavar="GROUP",
+        help="The server keeps equal uploads of the tenants of a group in memory once. A tenant can find out that "
+             "another one of the group has uploaded the same.")] = "",
     expires: Annotated[str, typer.Option(
         show_default=False, metavar="30d|DATE",
         help="When the token ends, with the sessions that use it: after 90s, 30m, 12h, 30d or 2w, or at 2027-01-31 or "
@@ -60,9 +64,10 @@ def create(
     """
     file = _file(tokens)
     try:
+        limits = Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s,
+                        max_memory_mib * 2**20, max_host_mib * 2**20, max_programs)
         token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())), models=models or (),
-                            limits=Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued,
-                                          max_wait_s, max_memory_mib * 2**20, max_host_mib * 2**20, max_programs))
+                            share=share, limits=limits)
     except ConfigurationError as error:
         raise _ended(error) from None
     typer.echo(token)
@@ -109,7 +114,8 @@ def list_tokens(tokens: _Path = "") -> None:
     """List tokens, one on each line: tenant, when made, when it ends, weight, and the tenant's own limits.
 
     These are sessions, bytes in flight, values, operations, programs that wait, seconds that they wait, bytes on the
-    device, bytes on the host, and programs of a session. Gated models that the tenant may use come last.
+    device, bytes on the host, and programs of a session. Gated models that the tenant may use, and the group that it
+    shares uploads with, come last.
     """
     try:
         found = _file(tokens).read().tenants
@@ -121,7 +127,7 @@ def list_tokens(tokens: _Path = "") -> None:
             end = "-" if not secret.expires else written(secret.expires)
             cells = (name, written(secret.created)[:10], end if secret.is_valid(now_s) else f"{end} (expired)",
                      f"{entry.weight:g}", *(limit or "-" for limit in msgspec.structs.astuple(entry.limits)),
-                     ",".join(entry.models) or "-")
+                     ",".join(entry.models) or "-", entry.share or "-")
             typer.echo("\t".join(map(str, cells)))
 
 

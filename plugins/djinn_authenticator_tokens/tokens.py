@@ -68,6 +68,7 @@ class TokenRecord(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields
         first: Digest of the tenant's first token, if the token was rotated since. It distinguishes the tenant from an
             earlier one of the same name.
         models: Names or patterns of the gated models that the tenant may use.
+        share: The group of tenants that keep equal uploads in memory once; see `djinn_lib_server.tenants.Tenant.share`.
     """
 
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
@@ -75,6 +76,7 @@ class TokenRecord(Secret, frozen=True, omit_defaults=True, forbid_unknown_fields
     others: tuple[Secret, ...] = ()
     first: str = ""
     models: tuple[str, ...] = ()
+    share: Annotated[str, Meta(pattern=f"{NAME}|^$")] = ""
 
     @property
     def key(self) -> str:
@@ -153,7 +155,7 @@ class TokenFile:
         return tokens
 
     def create(self, name: str, *, weight: float = 1.0, limits: Limits | None = None, expires: int = 0,
-               models: Iterable[str] = ()) -> str:
+               models: Iterable[str] = (), share: str = "") -> str:
         """Create a token for a new tenant, and return it. The token itself is not stored.
 
         Args:
@@ -162,6 +164,7 @@ class TokenFile:
             limits: See `TokenRecord.limits`.
             expires: When it expires, in seconds since 1970; 0: never.
             models: See `TokenRecord.models`.
+            share: See `TokenRecord.share`.
 
         Raises:
             ConfigurationError: The name is taken or invalid, or the file cannot be used.
@@ -169,9 +172,12 @@ class TokenFile:
         if not re.fullmatch(NAME, name):
             raise ConfigurationError(f"{name!r} is no name of a tenant.",
                                      hint="Use up to 64 letters, digits, dots, dashes and underscores.")
+        if share and not re.fullmatch(NAME, share):
+            raise ConfigurationError(f"{share!r} is no name of a group.",
+                                     hint="Use up to 64 letters, digits, dots, dashes and underscores.")
         token, secret = _made(expires)
         entry = TokenRecord(secret.salt, secret.digest, secret.created, secret.expires, weight, limits or Limits(),
-                            models=tuple(models))
+                            models=tuple(models), share=share)
         with self._locked():
             if name in self.read().tenants:
                 raise ConfigurationError(f"There is a token for {name!r} already.",

@@ -31,6 +31,7 @@ class Tenant:
         key: Distinguishes it from a later tenant of the same name with another token.
         weight: Its share of a contended device.
         models: Names or patterns of the gated models that it may use.
+        share: The group of tenants that keep equal uploads in memory once; empty if it shares with no other tenant.
     """
 
     name: str = ""
@@ -38,6 +39,7 @@ class Tenant:
     key: str = ""
     weight: float = 1.0
     models: tuple[str, ...] = ()
+    share: str = ""
 
 
 @attrs.frozen

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 import msgspec
@@ -83,6 +84,27 @@ def read_digests(file: Path) -> frozenset[bytes]:
     return frozenset(found)
 
 
+class SharedUploads(Protocol):
+    """Memory that values of several workers share.
+
+    Concurrency:
+        Any thread.
+    """
+
+    def store(self, header: TensorHeader, tensor: torch.Tensor, mark: bytes, *, is_public: bool) -> KeptBytes | None:
+        """Return the bytes of a dense CPU tensor: those that another worker has stored, or a new copy of them.
+
+        Args:
+            header: The tensor's form.
+            tensor: The tensor.
+            mark: Its mark.
+            is_public: Whether the operator has made it public.
+
+        Returns:
+            The bytes; ``None`` if this worker cannot share them.
+        """
+
+
 @attrs.define(eq=False)
 class _Content:
     """Uploaded data that the server keeps.
@@ -105,10 +127,11 @@ class _Content:
     def size_bytes(self) -> int:
         return size_bytes(self.header)
 
-    def share(self, memory: KeptMemory) -> None:
-        """Move it to memory that values can share, if there is room."""
+    def share(self, memory: KeptMemory, uploads: SharedUploads | None) -> None:
+        """Move it to memory that values can share, if there is room: that of other workers, too, if they may."""
         try:
-            shared = memory.store(self.tensor)
+            shared = uploads and uploads.store(self.header, self.tensor, self.mark, is_public=self.owner is PUBLIC)
+            shared = shared or memory.store(self.tensor)
         except (OSError, ValueError):
             return
         mapped = shared.mapped(self.header)
@@ -128,6 +151,7 @@ class ContentStore:
             stored.
         memory: Memory that values can share with contents; ``None`` if each value is a copy.
         least_bytes: Smaller uploads are not kept.
+        uploads: Memory that values of several workers share with contents; ``None`` if no other worker may know them.
 
     Attributes:
         hits: Uploads that did not have to be sent.
@@ -139,10 +163,11 @@ class ContentStore:
     """
 
     def __init__(self, limit_bytes: int, public: frozenset[bytes] = frozenset(), memory: KeptMemory | None = None,
-                 least_bytes: int = MIN_KEPT_BYTES) -> None:
+                 least_bytes: int = MIN_KEPT_BYTES, uploads: SharedUploads | None = None) -> None:
         self.limit_bytes = limit_bytes
         self._public = public
         self._memory = memory
+        self._uploads = uploads
         self._least_bytes = least_bytes
         self._lock = threading.Lock()
         self._owned: dict[str | None, dict[_Content, None]] = {}
@@ -188,7 +213,7 @@ class ContentStore:
             self._marked.setdefault((made.owner, mark), set()).add(made)
             self._held_bytes += made.size_bytes
         if self._memory is not None:
-            made.share(self._memory)
+            made.share(self._memory, self._uploads)
             self.released_bytes += made.size_bytes if made.shared is not None else 0
         return made
 

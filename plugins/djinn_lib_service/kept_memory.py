@@ -14,7 +14,8 @@ import mmap
 import os
 import threading
 import weakref
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Self
 
 import torch
@@ -72,7 +73,7 @@ class KeptMemory:
             if begin + length > FILE_BYTES:
                 raise OSError("the file of kept uploads is full")
             self._end += length
-        made = KeptBytes(self, begin, length)
+        made = KeptBytes(self.descriptor, begin, partial(_free, self, begin, length))
         with mmap.mmap(self.descriptor, length, offset=begin) as window, torch.no_grad():
             torch.frombuffer(window, dtype=torch.uint8, count=length)[:len(data)].copy_(data)
         return made
@@ -82,15 +83,15 @@ class KeptBytes:
     """The bytes of one upload.
 
     Args:
-        memory: The file.
+        descriptor: The file in which they lie.
         begin: Where they begin.
-        length: Their length, a multiple of the size of a page.
+        free: Called once nothing uses them, by any thread.
     """
 
-    def __init__(self, memory: KeptMemory, begin: int, length: int) -> None:
-        self._memory = memory
+    def __init__(self, descriptor: int, begin: int, free: Callable[[], None]) -> None:
+        self.descriptor = descriptor
         self._begin = begin
-        weakref.finalize(self, _free, memory, begin, length).atexit = False
+        weakref.finalize(self, free).atexit = False
 
     def mapped(self, header: TensorHeader) -> torch.Tensor | None:
         """Return a new tensor on these bytes. Writes to it change nothing else.
@@ -100,7 +101,7 @@ class KeptBytes:
         """
         try:
             # The mapping refers to this object, so the bytes stay as long as a tensor uses them.
-            data = map_private(self._memory.descriptor, self._begin, size_bytes(header), self)
+            data = map_private(self.descriptor, self._begin, size_bytes(header), self)
         except OSError as error:
             _log.debug("an upload is not shared: %s", error)
             return None

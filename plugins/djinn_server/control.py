@@ -12,6 +12,7 @@ from djinn_lib_service.stored_models import KeepReply, StoredModel
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import WorkerReport
+from djinn_server.upload_messages import DropUpload, FindUpload, MakeUpload, SealUpload, UploadReply
 
 __all__ = (
     "Ask",
@@ -389,7 +390,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
     | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | CanFork | Spawn | Spawned | Ended | Look
-    | Seen | EndSession | RenameSession | FromStore | StoreReply)
+    | Seen | EndSession | RenameSession | FromStore | StoreReply | FindUpload | MakeUpload | SealUpload | DropUpload
+    | UploadReply)
 
 
 def ignore_signals() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
-import queue
-import threading
 from collections.abc import Callable
 
 import anyio
@@ -21,6 +18,7 @@ from djinn_server.control import Dial, Dialed
 from djinn_server.control_channel import AwaitedControl
 from djinn_server.event_loop import Tasks
 from djinn_server.peers import CONNECT_TIMEOUT_S, PeerPolicy
+from djinn_server.pending_replies import PendingReplies
 
 __all__ = ("Dialer", "Exchange")
 
@@ -43,10 +41,8 @@ class Dialer:
     """
 
     def __init__(self, send: Callable[[Dial], None]) -> None:
-        self._send = send
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[tuple[Dialed, int | None]]] = {}
+        self._replies = PendingReplies[Dial, Dialed](send, CONNECT_TIMEOUT_S + MARGIN_S)
+        self.answered = self._replies.answered
 
     def dial(self, address: str, peer: PeerHello) -> tuple[int, bytes]:
         """Request a connection to another server, greeted by the gateway.
@@ -58,31 +54,13 @@ class Dialer:
             PeerError: The server may not be connected to.
             DjinnError: The connection failed.
         """
-        answers: queue.SimpleQueue[tuple[Dialed, int | None]] = queue.SimpleQueue()
-        number = next(self._numbers)
-        with self._lock:
-            self._waiting[number] = answers
-        try:
-            self._send(Dial(number, address, peer))
-            answer, descriptor = answers.get(timeout=CONNECT_TIMEOUT_S + MARGIN_S)
-        except (OSError, queue.Empty):
-            raise PeerError(f"{address} cannot be reached from here: the gateway does not answer.") from None
-        finally:
-            with self._lock:
-                del self._waiting[number]
+        found = self._replies.ask(lambda number: Dial(number, address, peer))
+        if found is None:
+            raise PeerError(f"{address} cannot be reached from here: the gateway does not answer.")
+        answer, descriptor = found
         if descriptor is None:
             raise _CODES.get(answer.code, PeerError)(answer.summary, hint=answer.hint)
         return descriptor, answer.received
-
-    def answered(self, answer: Dialed, descriptor: int | None) -> None:
-        """Handle the gateway's answer."""
-        with self._lock:
-            answers = self._waiting.get(answer.number)
-            if answers is not None:
-                answers.put((answer, descriptor))
-                return
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 class Exchange:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from djinn_lib_server.kinds.metrics import Amounts, Counts, ProgramTime, TenantTotals
@@ -38,6 +38,7 @@ class Account:
         amounts: The latest amounts.
         programs: The programs that took the most time.
         named: What stands for its named sessions, and when each began; see `TenantTotals.named`.
+        charged_to_others: Returns how many bytes of its kept uploads are charged to the workers that share them.
 
     Concurrency:
         `heed` is called by one thread.
@@ -54,6 +55,7 @@ class Account:
         self.counts = Counts()
         self.amounts = Amounts()
         self.programs: tuple[ProgramTime, ...] = ()
+        self.charged_to_others: Callable[[], int] = _nothing
 
     def heed(self, report: WorkerReport) -> None:
         """Record a report of the worker."""
@@ -72,6 +74,11 @@ class Account:
         """Return the name of a tenant's session by what stands for it; empty if the worker has none."""
         return next((name for (name, _), (found, _) in zip(self._names, self.named, strict=True)
                      if found == digest and self._tenant == tenant), "")
+
+    def charged(self) -> Amounts:
+        """Return the latest amounts, with its part of the uploads that it shares with other workers."""
+        kept_bytes = max(0, self.amounts.kept_bytes - self.charged_to_others())
+        return msgspec.structs.replace(self.amounts, kept_bytes=kept_bytes)
 
     def wanted(self, now: float) -> float:
         """Return the worker's recent demand, in devices."""
@@ -131,7 +138,7 @@ class MetricsStore:
             own = [account for account in accounts if account.label == label]
             found[label] = TenantTotals(
                 added((before, *(account.counts for account in own))),
-                _sum(account.amounts for account in own), sum(account.limit_bytes for account in own), len(own),
+                _sum(account.charged() for account in own), sum(account.limit_bytes for account in own), len(own),
                 restarts[label], summed((past_programs[label], *(account.programs for account in own))),
                 tuple(each for account in own for each in account.named))
         return found
@@ -166,6 +173,10 @@ class MetricsStore:
         self._past_programs.setdefault(label, ())
         self._restarts.setdefault(label, Counter())
         return label
+
+
+def _nothing() -> int:
+    return 0
 
 
 def _sum(amounts: Iterable[Amounts]) -> Amounts:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import mmap
 import os
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -24,6 +22,7 @@ from djinn_lib_service.tensor_bytes import buffer_of
 from djinn_server.control import FromStore, StoreReply
 from djinn_server.control_channel import AwaitedControl
 from djinn_server.event_loop import Tasks
+from djinn_server.pending_replies import PendingReplies
 
 __all__ = ("GatewayModels", "WorkerModels", "mapped")
 
@@ -144,23 +143,11 @@ class WorkerModels:
 
     def __init__(self, send: Callable[[FromStore], None],
                  describe: Callable[[int], Mapping[str, TensorExtent]]) -> None:
-        self._send = send
         self._describe = describe
-        self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
+        self._replies = PendingReplies[FromStore, StoreReply](send, ANSWER_TIMEOUT_S)
+        self.answered = self._replies.answered
         self._opening = threading.Lock()
-        self._waiting: dict[int, queue.SimpleQueue[tuple[StoreReply, int | None]]] = {}
         self._files: dict[str, _Opened] = {}
-
-    def answered(self, reply: StoreReply, descriptor: int | None) -> None:
-        """Handle the gateway's answer."""
-        with self._lock:
-            answers = self._waiting.get(reply.number)
-            if answers is not None:
-                answers.put((reply, descriptor))
-                return
-        if descriptor is not None:
-            os.close(descriptor)
 
     def answer(self, request: str) -> StoreAnswer:
         """Answer a client's question."""
@@ -203,8 +190,8 @@ class WorkerModels:
         reply = KeepReply(begin)
         for offset in range(0, max(1, len(data)), MAX_PIECE_BYTES):
             part = data[offset:offset + MAX_PIECE_BYTES]
-            answer, _ = self._asked(FromStore(next(self._numbers), file[:64], part, writer[:64], begin + offset,
-                                              size_bytes))
+            answer, _ = self._asked(lambda number: FromStore(
+                number, file[:64], part, writer[:64], begin + offset, size_bytes))  # noqa: B023  # called at once
             reply = answer.kept or KeepReply(problem=answer.problem or "The gateway keeps no file.")
             if reply.problem or reply.is_stored or reply.position != begin + offset + len(part):
                 break
@@ -241,21 +228,10 @@ class WorkerModels:
             raise RuntimeError(f"The file with the digest {digest[:64]} is damaged: {error}.") from None
 
     def _ask(self, digest: str) -> tuple[StoreReply, int | None]:
-        return self._asked(FromStore(next(self._numbers), digest))
+        return self._asked(lambda number: FromStore(number, digest))
 
-    def _asked(self, request: FromStore) -> tuple[StoreReply, int | None]:
-        answers: queue.SimpleQueue[tuple[StoreReply, int | None]] = queue.SimpleQueue()
-        number = request.number
-        with self._lock:
-            self._waiting[number] = answers
-        try:
-            self._send(request)
-            return answers.get(timeout=ANSWER_TIMEOUT_S)
-        except (OSError, queue.Empty):
-            return StoreReply(number, problem="The gateway does not answer."), None
-        finally:
-            with self._lock:
-                del self._waiting[number]
+    def _asked(self, request: Callable[[int], FromStore]) -> tuple[StoreReply, int | None]:
+        return self._replies.ask(request) or (StoreReply(0, problem="The gateway does not answer."), None)
 
 
 def _chosen(models: list[StoredModel], version: str) -> list[StoredModel]:

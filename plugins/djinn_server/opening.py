@@ -31,13 +31,14 @@ from djinn_server.event_loop import Tasks
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
 from djinn_server.log_lines import write_to
-from djinn_server.memory import memory_plugin
+from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.models import GatewayModels
 from djinn_server.operator_socket import check_path, default_folder, servers
 from djinn_server.peers import UNIX, PeerPolicy
 from djinn_server.plugin_settings import environment_of
 from djinn_server.reloading import Reloading
 from djinn_server.sandbox.fence import plan
+from djinn_server.shared_uploads import GatewayUploads
 from djinn_server.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -127,18 +128,21 @@ def open_server(
         raise ListenError(error.summary, hint=error.hint) from None
     admission = GuardedAdmission(admissions.open(options))
     authentication = Authentication(authenticators.open(options))
+    has_tenants = authentication.tenant is None
     setup = Setup(
         options.without_token(), device=options.device.names[0],
-        address="" if hands_over else options.url_of_port(0), takes_turns=authentication.tenant is None,
+        address="" if hands_over else options.url_of_port(0), takes_turns=has_tenants,
         public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
     environment |= environment_of(plugins) | {"DJINN_LOG_LEVEL": config.log_level}
     tasks = Tasks()
     models = None if stores is None else stores.open(options)
+    keep_bytes = default_keep_bytes() if options.memory.keep_bytes is None else options.memory.keep_bytes
     supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
                             exchange=Exchange(peers, plugins.transport_for, tasks),
                             models=None if models is None else GatewayModels(models, tasks, options.gated_models),
+                            uploads=GatewayUploads(keep_bytes, tasks) if keep_bytes and has_tenants else None,
                             places=places)
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))

@@ -15,7 +15,7 @@ import msgspec
 from djinn_lib_server.kinds.metrics import Amounts, Outcome
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions, ServerMemoryOptions
-from djinn_lib_service.content_store import ContentStore
+from djinn_lib_service.content_store import ContentStore, SharedUploads
 from djinn_lib_service.kept_memory import KeptMemory
 from djinn_lib_service.kinds import MemoryFactory, MemoryManager
 from djinn_lib_service.kinds.executor import Executor
@@ -89,6 +89,7 @@ class Server:
         memory: Opens the manager of device memory; ``None`` if there is none, and sessions with a limit are refused.
         public_digests: Digests of contents that every owner may use.
         kept_memory: Memory that values share with kept uploads; ``None`` if each value is a copy.
+        shared_uploads: Memory that other workers share, too.
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
         dial: Lets another process connect to other servers; see `djinn_server.peers.PeerConnector`.
@@ -113,7 +114,7 @@ class Server:
         transport_for: Callable[[str], Transport] = no_transport, mailbox_prefix: bytes = b"",
         meters: Meters | None = None, line: RunQueue | None = None,
         memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
-        kept_memory: KeptMemory | None = None,
+        kept_memory: KeptMemory | None = None, shared_uploads: SharedUploads | None = None,
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
         leave: Callable[[], None] | None = None,
     ) -> None:
@@ -126,7 +127,7 @@ class Server:
         self._allowances = allowances or Allowances(Limits(), self._meters.reject)
         keep_bytes = options.memory.keep_bytes
         self._store = ContentStore(default_keep_bytes() if keep_bytes is None else keep_bytes, public_digests,
-                                   kept_memory)
+                                   kept_memory, uploads=shared_uploads)
         self._looks_ahead = options.device.look_ahead
         self._memory = memory
         self._memory_options = options.memory.for_manager

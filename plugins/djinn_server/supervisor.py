@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import anyio
 import attrs
@@ -30,6 +31,7 @@ from djinn_server.metrics_store import MetricsStore
 from djinn_server.models import GatewayModels
 from djinn_server.oversight import Offenders
 from djinn_server.placement import default_places, least_loaded
+from djinn_server.shared_uploads import GatewayUploads
 from djinn_server.spawning import ForkServer
 from djinn_server.tickets import KEY_BYTES
 from djinn_server.worker_process import Worker
@@ -84,6 +86,7 @@ class Supervisor:
         forkserver: Forks workers; without it, each worker starts as a new process.
         exchange: Connects workers to other servers; without it, they reach none.
         models: Gives workers models; without it, there are none.
+        uploads: Lets workers share uploads; without it, none do.
         places: For each device: environment variables of a worker that is to see only this one, and its name there.
 
     Attributes:
@@ -97,6 +100,7 @@ class Supervisor:
     def __init__(self, setup: Setup, environment: dict[str, str], admission: AdmissionPolicy, tasks: Tasks, *,
                  ledger: MetricsStore | None = None, forkserver: ForkServer | None = None,
                  exchange: Exchange | None = None, models: GatewayModels | None = None,
+                 uploads: GatewayUploads | None = None,
                  places: Sequence[tuple[Mapping[str, str], str]] = ()) -> None:
         self.ledger = ledger or MetricsStore()
         self.offenders = Offenders()
@@ -111,6 +115,7 @@ class Supervisor:
         self._forkserver = forkserver
         self._exchange = exchange
         self._models = models
+        self._uploads = uploads
         self._tasks = tasks
         self._changes = Changes()
         self._posts: dict[str, _Post] = {}
@@ -394,9 +399,11 @@ class Supervisor:
         if self._draining:
             await worker.tell(Drain())
         account = self.ledger.open(post.tenant.name, setup.limits.memory_bytes, post.device)
+        if self._uploads is not None:
+            account.charged_to_others = partial(worker.charged_to_others, self._uploads)
         try:
             await worker.watch(account.heed, lambda: self._drained(post), self._exchange, self._models,
-                               lambda: post.tenant)
+                               self._uploads, lambda: post.tenant)
         finally:
             # Closed before the post stops being ready, so that a reader never sees both a live account and no worker.
             self.ledger.close(account)

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
+from typing import Any, TypeAlias
 
 import attrs
 from djinn_lib_server.limits import Limits
@@ -67,12 +68,16 @@ from djinn_server.run_queue import RunQueue
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
 from djinn_server.sessions import Sessions
+from djinn_server.shared_uploads import WorkerUploads
 from djinn_server.tickets import TicketCheck
+from djinn_server.upload_messages import UploadReply
 
 __all__ = ("PassedSocketListener", "main")
 
 STOP_TIMEOUT_S = 5.0
 """How long running programs may continue after the gateway has vanished."""
+_Answers: TypeAlias = dict[type, Callable[[Any, int | None], object]]
+"""What handles the gateway's answers and their descriptors, by the type of message."""
 _log = logging.getLogger("djinn.server")
 
 
@@ -167,7 +172,7 @@ def main() -> None:
     fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line, models = _open(setup, turns, _board(board), fence, dialer, control)
+        server, inlet, allowances, line, answers = _open(setup, turns, _board(board), fence, dialer, control)
         fence.seal()
     except DjinnError as error:
         control.send(Failed(error.code, error.summary, error.hint))
@@ -179,8 +184,7 @@ def main() -> None:
     reporter = Reporter(server.report, control.send)
     reporter.start()
     orders = Orders(control, server, inlet.grants, inlet.listener)
-    stop = _obey(control, inlet.hand, allowances, server.limit_memory, dialer, server.sessions, orders,
-                 models)
+    stop = _obey(control, inlet.hand, allowances, server.limit_memory, answers, server.sessions, orders)
     stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
@@ -221,8 +225,7 @@ class GatewayTurns:
 
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances,
-    limit_memory: Callable[[Limits], None], dialer: Dialer, sessions: Sessions, orders: Orders,
-    models: WorkerModels | None,
+    limit_memory: Callable[[Limits], None], answers: _Answers, sessions: Sessions, orders: Orders,
 ) -> Stop:
     """Carry out the gateway's orders until it orders the worker to stop."""
     while (received := control.receive()) is not None:
@@ -234,10 +237,8 @@ def _obey(
                 hand(descriptor, message)
             except OSError as error:
                 _log.info("%s: gone before it was taken over: %s", message.peer, error)
-        elif isinstance(message, Dialed):
-            dialer.answered(message, descriptor)
-        elif isinstance(message, StoreReply) and models is not None:
-            models.answered(message, descriptor)
+        elif (answered := answers.get(type(message))) is not None:
+            answered(message, descriptor)
         elif isinstance(message, Limits):
             allowances.limits = message
             limit_memory(message)
@@ -259,7 +260,7 @@ def _obey(
 def _open(
     setup: Setup, turns: GatewayTurns | None, board: Board | None, fence: Fence, dialer: Dialer,
     control: Control,
-) -> tuple[Server, PassedSocketListener, Allowances, RunQueue, WorkerModels | None]:
+) -> tuple[Server, PassedSocketListener, Allowances, RunQueue, _Answers]:
     from djinn.plugins import DEFAULTS, Plugins
     from djinn.settings import Config
     from djinn.settings.logs import configure
@@ -274,6 +275,7 @@ def _open(
     factory = plugins.find_executor(setup.device).value
     # Before files can no longer grow.
     kept_memory = KeptMemory.opened() if setup.options.memory.keep_bytes != 0 else None
+    uploads = WorkerUploads(control.send) if setup.tenant and kept_memory is not None else None
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.options.device.threads:
@@ -296,14 +298,17 @@ def _open(
     watch = partial(plugins.choose("guard", "core").watch, bounds, plugins.choose("shapes", "meta"))
     server = Server(inlet, executor, admit=inlet.admit, watch=watch, allowances=allowances,
                     options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
-                    kept_memory=kept_memory,
+                    kept_memory=kept_memory, shared_uploads=uploads,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
                     meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
-    models = None
+    answers: _Answers = {Dialed: dialer.answered}
+    if uploads is not None:
+        answers[UploadReply] = uploads.answered
     if setup.options.models:
         models = WorkerModels(control.send, plugins.choose("store", DEFAULTS["store"]).tensors)
         provide(models)
-    return server, inlet, allowances, line, models
+        answers[StoreReply] = models.answered
+    return server, inlet, allowances, line, answers
 
 
 def _try(executor: Executor) -> None:

@@ -43,8 +43,10 @@ from djinn_server.counters import WorkerReport
 from djinn_server.dialing import Exchange
 from djinn_server.handshake import send_to
 from djinn_server.models import GatewayModels
+from djinn_server.shared_uploads import GatewayUploads
 from djinn_server.spawning import ForkServer, WorkerProcess, start_process
 from djinn_server.tickets import issue
+from djinn_server.upload_messages import UploadRequest
 
 __all__ = ("START_TIMEOUT_S", "Connected", "Worker")
 
@@ -187,7 +189,7 @@ class Worker:
 
     async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
                     exchange: Exchange | None = None, models: GatewayModels | None = None,
-                    tenant: Callable[[], Tenant] = Tenant) -> None:
+                    uploads: GatewayUploads | None = None, tenant: Callable[[], Tenant] = Tenant) -> None:
         """Handle its messages until it ends; ``tenant`` returns its tenant as it is now."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
@@ -198,6 +200,8 @@ class Worker:
                 exchange.connect(message, self._control)
             elif isinstance(message, FromStore) and models is not None:
                 models.answer(message, self._control, tenant())
+            elif isinstance(message, UploadRequest) and uploads is not None:
+                uploads.answer(message, self._control, tenant())
             elif isinstance(message, WorkerReport):
                 heed(message)
             elif isinstance(message, Drained):
@@ -205,8 +209,14 @@ class Worker:
             elif isinstance(message, Seen) and message.number == self._looks:
                 self._sessions_seen = message.sessions
                 self._has_seen.set()
+        if uploads is not None:
+            uploads.leave(self._control)
         self._is_gone = True
         self._changes.notify()
+
+    def charged_to_others(self, uploads: GatewayUploads) -> int:
+        """Return how many bytes of its uploads are charged to other workers."""
+        return uploads.charged_to_others(self._control)
 
     async def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
         """Request the state of its sessions; ``None`` if it does not answer in time."""

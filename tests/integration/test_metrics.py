@@ -12,7 +12,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,12 +26,13 @@ from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import MetricsOptions
 from djinn_lib_service.upload_dedup import reusing
 from djinn_metrics_prometheus.exposition import MetricsPage
-from djinn_monitor.reading import Reading, read
+from djinn_monitor.reading import read
 from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
+from support.servers.metrics import page_of, wait_for
 from support.servers.serving import children_of
 
 import djinn
@@ -45,20 +45,6 @@ from djinn.wire.tensors import header_of
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
 MIB = torch.zeros(2**18)
 """A tensor of a mebibyte."""
-
-
-def page_of(server: Any) -> str:
-    (url,) = set(re.findall(r"metrics on (http://[^/]+)/metrics", server.log.read_text()))
-    return str(url)
-
-
-def wait_for(server: Any, true: Callable[[Reading], Any], patience_s: float = 15) -> Reading:
-    """Wait until the metrics are as they should be."""
-    until = time.monotonic() + patience_s
-    while not true(found := read(page_of(server))):
-        assert time.monotonic() < until, found
-        time.sleep(0.05)
-    return found
 
 
 def get(server: Any, path: str) -> tuple[int, str]:

@@ -12,14 +12,13 @@ import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_service.stored_models import stored_operators
-from djinn_lib_service.upload_dedup import DedupConnection
 from djinn_transport_tcp.client import SocketConnection, connect
 from safetensors.torch import save_file
 from support.servers.connection_options import connect_options
+from support.servers.upload_sessions import DOUBLE, SUM, UploadSession, template, used_bytes
 
 import djinn
-from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
-from djinn.ir.schema import facts_of
+from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, TensorArgument, TorchArgument
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -35,65 +34,6 @@ MOST_COPIES = 1.05
 T, N = TensorArgument(), NumberArgument()
 
 
-def template(operator: Any, *arguments: Any, **keywords: Any) -> Template:
-    facts = facts_of(operator)
-    return Template(facts.name, facts.digest, arguments, tuple(keywords.items()))
-
-
-DOUBLE = Program((template(torch.ops.aten.mul_.Scalar, T, N),), (Step(0, (-1,), 0),), 1, ())
-SUM = template(torch.ops.aten.sum.default, T)
-
-
-def used_bytes(server: Any) -> int:
-    """What the workers use of the memory.
-
-    A page of kept or stored weights that several of them use counts in each with its part. Other pages count if a
-    worker has them for itself: what it shares with the processes that it was forked from, and with others that were, is
-    a smaller part when more of these run.
-    """
-    try:
-        texts = [Path(f"/proc/{worker}/smaps").read_text() for worker in server.workers]
-    except PermissionError:
-        pytest.skip("only root can read what a worker in its sandbox uses")
-    return 1024 * sum(map(used_kib, texts))
-
-
-def used_kib(smaps: str) -> int:
-    kib, is_kept = 0, False
-    for line in smaps.splitlines():
-        name, *values = line.split()
-        if not name.endswith(":"):
-            is_kept = "/memfd:" in line or ".safetensors" in line
-        elif name in (("Pss:",) if is_kept else ("Private_Clean:", "Private_Dirty:")):
-            kib += int(values[0])
-    return kib
-
-
-class Session:
-    """A session of the owner that uploads, doubles and adds, each tensor under a handle."""
-
-    def __init__(self, address: str) -> None:
-        self.connection = DedupConnection(connect(address, connect_options(owner=OWNER)))
-        self.ask(Define(1, DOUBLE), Define(2, Program((SUM,), (Step(0, (-1,), 1),), 1, (0,))))
-        self.upload(1, torch.zeros(8))
-        self.double(1)
-        assert self.sum_of(1) == 0
-
-    def ask(self, *commands: Any, fetch: tuple[int, ...] = ()) -> list[torch.Tensor]:
-        result, data = self.connection.request(Batch(list(commands), fetch=fetch, synchronize=True), ())
-        assert not result.failures, result.failures
-        return data
-
-    def upload(self, handle: int, tensor: torch.Tensor) -> None:
-        self.connection.submit(Batch([Upload(handle, header_of(tensor))]), [tensor])
-
-    def double(self, handle: int) -> None:
-        self.ask(Run(1, (handle,), [2.0], ()))
-
-    def sum_of(self, handle: int) -> float:
-        return float(self.ask(Run(2, (handle,), [], (1000,)), fetch=(1000,))[0])
-
-
 def told_held_bytes(address: str) -> int:
     connection = connect(address, connect_options(owner=OWNER))
     held_bytes = connection.welcome.held_bytes
@@ -106,8 +46,8 @@ def test_eight_sessions_with_the_same_weights_cost_one_copy_and_what_they_write(
     weights = [torch.full((PIECE,), float(number)) for number in range(PIECES)]
     with ExitStack() as stack:
 
-        def opened() -> Session:
-            made = Session(server.address)
+        def opened() -> UploadSession:
+            made = UploadSession(server.address, owner=OWNER)
             stack.callback(made.connection.close)
             return made
 

@@ -47,6 +47,8 @@ else:
 NOBODY = 65534
 START_TIMEOUT_S = 240.0
 CANARY = bytes(range(1, 33)) * 8
+SHARED = torch.full((2**18,), 0.5)
+"""An upload that the tenants share."""
 TAKEOVERS = (
     "memory_of_another_tenant", "memory_of_the_gateway", "reading_files", "writing_files", "reaching_the_network",
     "starting_programs", "harming_other_processes", "gaining_privileges", "attacking_the_kernel",
@@ -71,7 +73,7 @@ class Fenced:
 
     def connect(self, tenant: str) -> SocketConnection:
         options = connect_options(token=self.tokens[tenant], tls_ca=self.authority, connect_timeout_s=START_TIMEOUT_S,
-                                 resume=False)
+                                 resume=False, owner=f"secret of {tenant}")
         return connect_tls(self.address, options)
 
     def connect_soon(self, tenant: str) -> SocketConnection:
@@ -97,6 +99,8 @@ class Fenced:
         assert self.process.poll() is None, self.log.read_text()
         _, tensors = self.victim.request(Batch(fetch=(1,)), ())
         assert bytes(tensors[0].tolist()) == CANARY
+        _, tensors = self.victim.request(Batch(fetch=(2,)), ())
+        assert torch.equal(tensors[0], SHARED)
 
 
 def run_attack(connection: SocketConnection, what: str, target: dict[str, Any]) -> dict[str, str]:
@@ -104,9 +108,10 @@ def run_attack(connection: SocketConnection, what: str, target: dict[str, Any]) 
     digest = facts_of(torch.ops.takeover.run.default).digest
     program = Program((Template("takeover::run", digest, (TensorArgument(),)),), (Step(0, (-1,), 1),), 1, (0,))
     result, tensors = connection.request(
-        Batch([Upload(1, header_of(operand)), Define(1, program), Run(1, (1,), [], (2,))], fetch=(2,)), [operand])
+        Batch([Upload(3, header_of(SHARED)), Upload(1, header_of(operand)), Define(1, program),
+               Run(1, (1,), [], (2,))], fetch=(2,)), [SHARED, operand])
     assert not result.failures, result.failures
-    connection.submit(Batch([Free((1, 2))]), ())
+    connection.submit(Batch([Free((1, 2, 3))]), ())
     return takeover.answered(tensors[0])
 
 
@@ -188,7 +193,7 @@ def fenced(request: pytest.FixtureRequest, certificates: Any) -> Iterator[Fenced
     with installed() as (folder, plugin), contextlib.ExitStack() as stack:
         private = folder / "private"
         private.mkdir()
-        tokens = {name: TokenFile(private / "tokens.json").create(name) for name in ("mallory", "bob")}
+        tokens = {name: TokenFile(private / "tokens.json").create(name, share="lab") for name in ("mallory", "bob")}
         key = private / "server.pem"
         shutil.copy(certificates.server, key)
         (private / "of-a-user").write_text("of no concern")
@@ -213,7 +218,8 @@ def fenced(request: pytest.FixtureRequest, certificates: Any) -> Iterator[Fenced
         server.victim = server.connect_soon("bob")
         stack.callback(server.victim.close)
         secret = torch.frombuffer(bytearray(CANARY), dtype=torch.uint8)
-        server.victim.request(Batch([Upload(1, header_of(secret))], synchronize=True), [secret])
+        server.victim.request(Batch([Upload(1, header_of(secret)), Upload(2, header_of(SHARED))], synchronize=True),
+                              [secret, SHARED])
         (victim,) = workers_of(process.pid)
         server.target = {
             "gateway": process.pid, "victim": victim, "unix": str(folder / "listening"),
@@ -242,6 +248,7 @@ def test_native_code_in_a_worker_reaches_nothing(fenced: Fenced, what: str) -> N
     before = sorted((path, path.stat().st_mtime_ns) for path in (fenced.folder / "private").iterdir())
     found = fenced.take_over(what)
     assert len(found) >= 3
+    assert what != "sharing_what_is_others" or any(name.startswith("shared upload") for name in found)
     assert not {name: outcome for name, outcome in found.items() if outcome.startswith(takeover.DONE)}
     fenced.check()
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (fenced.folder / "private").iterdir())

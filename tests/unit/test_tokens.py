@@ -24,15 +24,16 @@ def file(tmp_path: Path) -> TokenFile:
 
 
 def test_what_is_kept_lets_nobody_in(file: TokenFile) -> None:
-    token = file.create("alice", weight=2, limits=Limits(handles=5), models=["meta/*"])
+    token = file.create("alice", weight=2, limits=Limits(handles=5), models=["meta/*"], share="lab")
     assert len(token) >= 43
     text = file.path.read_text()
     entry = json.loads(text)["tenants"]["alice"]
     assert token not in text
-    assert set(entry) <= {"salt", "digest", "created", "weight", "limits", "models"}
+    assert set(entry) <= {"salt", "digest", "created", "weight", "limits", "models", "share"}
     tokens = file.read()
     assert tokens.find(token) == ("alice", tokens.tenants["alice"].secrets[0])
-    assert (tokens.tenants["alice"].limits, tokens.tenants["alice"].models) == (Limits(handles=5), ("meta/*",))
+    assert (tokens.tenants["alice"].limits, tokens.tenants["alice"].models, tokens.tenants["alice"].share) == (
+        Limits(handles=5), ("meta/*",), "lab")
     for wrong in ("", token[:-1], token + "x", entry["digest"], entry["salt"], "\udcff", "é"):
         assert tokens.find(wrong) is None
 
@@ -135,7 +136,7 @@ def test_the_commands(file: TokenFile, capsys: pytest.CaptureFixture[str]) -> No
     _, listed, _ = run("list", *where)
     (row,) = listed.splitlines()
     assert row.split("\t")[0] == "alice"
-    assert row.split("\t")[2:] == ["-", "2.5", "3", "1048576", *["-"] * 8]
+    assert row.split("\t")[2:] == ["-", "2.5", "3", "1048576", *["-"] * 9]
     assert token not in listed
     assert run("revoke", "alice", *where)[0] == 0
     assert run("revoke", "alice", *where)[0] == 2

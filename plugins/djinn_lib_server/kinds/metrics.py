@@ -94,7 +94,7 @@ class Amounts(msgspec.Struct, frozen=True):
         sessions: Sessions.
         handles: Values that they hold.
         held_bytes: Bytes of the storages of these values.
-        kept_bytes: Bytes of the upload cache.
+        kept_bytes: Bytes of the upload cache; of uploads that several workers share, each is charged an equal part.
         memory: Bytes by role, if there is a limit.
         pressure_tier: The tier of memory pressure.
         shared_bytes: Bytes of values in memory of kept uploads and stored models, in each session that uses them; the

@@ -300,6 +300,12 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
             # Where it writes whose program it runs. The gateway reads that, and would end if it were cut off.
             found[f"board {name}"] = call("ftruncate", int(name), 0)
             continue
+        if leads.startswith("/memfd:djinn-shared"):
+            # What other tenants have uploaded, too.
+            found |= {f"shared upload {name} {what}": call(what, *arguments) for what, arguments in (
+                ("pwrite64", (int(name), b"x", 1, 0)), ("ftruncate", (int(name), 0)), ("write", (int(name), b"x", 1)),
+                ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, int(name), 0)))}
+            continue
         known = ("/dev/null", "/memfd:djinn-uploads", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/",
                  *target["log"], *(path for path in files_for(has_driver=False).readable if path.startswith("/proc/")))
         found[f"descriptor {name}"] = "its own" if leads.startswith(known) else f"{DONE}: {leads}"
