@@ -23,9 +23,9 @@ from djinn.wire.messages import Define, Free, Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
 TENANTS = 8
-PIECE = 2**21
-"""Elements of 8 MiB."""
-PIECES = 12
+PIECE = 2**20 - 2**10
+"""Elements of almost 4 MiB: less than what the transport keeps memory for."""
+PIECES = 24
 TOTAL_BYTES = 4 * PIECE * PIECES
 MOST_COPIES = 1.05
 T, N = TensorArgument(), NumberArgument()
