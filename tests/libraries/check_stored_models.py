@@ -70,10 +70,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def _served(stored: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     log = tmp_path_factory.mktemp("server") / "log"
+    # As many as a server under test has: kernels that divide their work otherwise add in another order.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with Serving(log, "--models", str(stored[0].parent.parent), "--sandbox", "auto") as server:
         djinn.init(server=server.address)
         yield
         djinn.shutdown()
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("place", ["configurations", "cache of the hub", "files"])
