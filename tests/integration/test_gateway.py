@@ -189,8 +189,8 @@ def test_a_forkserver_may_import_for_longer_than_it_may_take_to_fork(tmp_path: P
     prelude = (
         "import djinn_server.starting; djinn_server.starting.PATIENCE_S = 0.3\n"
         "import djinn_server.spawning, djinn_server.opening as opening, time\n"
-        "djinn_server.spawning.SPAWN_TIMEOUT_S, prepare = 0.2, opening.prepare\n"
-        "opening.prepare = lambda plugins: (time.sleep(1.5), prepare(plugins))\n")
+        "djinn_server.spawning.SPAWN_TIMEOUT_S, prepare = 3.0, opening.prepare\n"
+        "opening.prepare = lambda plugins: (time.sleep(4), prepare(plugins))\n")
     token = tokens.create("a")
     with Serving(tmp_path / "log", "--tokens", str(tokens.path), prelude=prelude) as server:
         (forkserver,) = children_of(server.process.pid)
