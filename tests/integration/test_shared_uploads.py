@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +54,11 @@ def steady_bytes(server: Any) -> int:
 
 def files(server: Any) -> list[set[str]]:
     """Return the shared uploads that each worker has mapped, by their numbers in the system."""
-    return [{line.split()[4] for line in Path(f"/proc/{worker}/maps").read_text().splitlines()
-             if "/memfd:djinn-shared" in line} for worker in server.workers]
+    try:
+        texts = [Path(f"/proc/{worker}/maps").read_text() for worker in server.workers]
+    except PermissionError:
+        pytest.skip("only root can read what a worker in its sandbox maps")
+    return [{line.split()[4] for line in text.splitlines() if "/memfd:djinn-shared" in line} for text in texts]
 
 
 def test_uploads_of_eight_tenants_of_a_group_cost_one_copy_and_what_they_write(
@@ -104,12 +109,9 @@ def test_tenants_that_share_no_group_share_no_memory(start_server: Any, tmp_path
             stack.callback(session.connection.close)
             session.upload(1, torch.full((SIZE,), 0.5))
             assert session.sum_of(1) == SIZE / 2
-        a, b, other, none = files(server)
-        assert len(a) == 1
-        assert a == b
-        assert len(other) == 1
-        assert not other & a
-        assert not none
+        found = files(server)
+        assert sorted(map(len, found)) == [0, 1, 1, 1]
+        assert sorted(Counter(chain(*found)).values()) == [1, 2]
 
 
 @pytest.fixture(scope="module")
