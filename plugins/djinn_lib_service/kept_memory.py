@@ -23,7 +23,7 @@ import torch
 from djinn.wire.messages import TensorHeader
 from djinn_lib_service.tensor_bytes import bytes_of, size_bytes, tensor_in
 
-__all__ = ("KeptBytes", "KeptMemory", "is_mapped", "map_private")
+__all__ = ("KeptBytes", "KeptMemory", "copy_to", "is_mapped", "map_private")
 
 FILE_BYTES = 2**50
 """Size of the file. It is sparse, and no part of it is used twice."""
@@ -74,8 +74,7 @@ class KeptMemory:
                 raise OSError("the file of kept uploads is full")
             self._end += length
         made = KeptBytes(self.descriptor, begin, partial(_free, self, begin, length))
-        with mmap.mmap(self.descriptor, length, offset=begin) as window, torch.no_grad():
-            torch.frombuffer(window, dtype=torch.uint8, count=length)[:len(data)].copy_(data)
+        copy_to(self.descriptor, begin, length, data)
         return made
 
 
@@ -106,6 +105,16 @@ class KeptBytes:
             _log.debug("an upload is not shared: %s", error)
             return None
         return tensor_in(torch.frombuffer(data, dtype=torch.uint8).untyped_storage(), header)
+
+
+def copy_to(descriptor: int, begin: int, length: int, data: torch.Tensor) -> None:
+    """Copy bytes, ``u8[N]``, to the beginning of a part of a file in memory.
+
+    Raises:
+        OSError: There is no memory.
+    """
+    with mmap.mmap(descriptor, length, offset=begin) as window, torch.no_grad():
+        torch.frombuffer(window, dtype=torch.uint8, count=length)[:len(data)].copy_(data)
 
 
 def _free(memory: KeptMemory, begin: int, length: int) -> None:

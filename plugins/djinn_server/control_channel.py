@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -23,6 +24,7 @@ SEND_TIMEOUT_S = 5.0
 """How long the other end may take to read a message; the thread that reads messages does nothing else."""
 _LENGTH = struct.Struct("<I")
 _MAX_BYTES = 2**20
+_log = logging.getLogger("djinn.server")
 _decoder = msgspec.msgpack.Decoder(ControlMessage)
 
 
@@ -125,6 +127,16 @@ class AwaitedControl:
                     if sent < len(data):
                         # The other end would take the next message for the rest of this one.
                         self.shut_down()
+
+    async def answer(self, message: ControlMessage, descriptor: int | None = None) -> None:
+        """Send a message, and close its descriptor; an end that is gone is ignored."""
+        try:
+            await self.send(message, descriptor)
+        except OSError as error:
+            _log.info("a worker that asked is gone: %s", error)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     async def receive(self) -> tuple[ControlMessage, int | None] | None:
         """Wait for a message and its descriptor; ``None`` if the other end is gone or sent something invalid."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 
 import anyio
@@ -27,7 +25,6 @@ MAX_DIALS = 64
 MARGIN_S = 2 * CONNECT_TIMEOUT_S
 """Additional time that a worker waits for the gateway, which may resolve a name first."""
 _CODES = {kind.code: kind for kind in (getattr(errors, name) for name in errors.__all__)}
-_log = logging.getLogger("djinn.server")
 
 
 class Dialer:
@@ -95,13 +92,7 @@ class Exchange:
             answer = Dialed(wish.number, received=received)
         except DjinnError as error:
             answer = Dialed(wish.number, error.code, error.summary, error.hint)
-        try:
-            await control.send(answer, descriptor)
-        except OSError as error:
-            _log.info("nobody takes the connection to %s: %s", wish.address, error)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        await control.answer(answer, descriptor)
 
     def _open(self, address: str, peer: PeerHello) -> tuple[int, bytes]:
         transport = self._transport_for(address.partition("://")[0])

@@ -60,13 +60,7 @@ class GatewayModels:
 
     async def _answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant) -> None:
         reply, descriptor = await anyio.to_thread.run_sync(self._found, request, tenant, limiter=self._threads)
-        try:
-            await control.send(reply, descriptor)
-        except OSError as error:
-            _log.info("the worker that asked for models is gone: %s", error)
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
+        await control.answer(reply, descriptor)
 
     def _found(self, request: FromStore, tenant: Tenant) -> tuple[StoreReply, int | None]:
         store = self._store

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import itertools
 import logging
-import mmap
 import os
 import queue
 import resource
@@ -26,7 +25,7 @@ from functools import partial
 import attrs
 import torch
 from djinn_lib_server.tenants import Tenant
-from djinn_lib_service.kept_memory import KeptBytes
+from djinn_lib_service.kept_memory import KeptBytes, copy_to
 from djinn_lib_service.tensor_bytes import bytes_of, size_bytes
 
 from djinn.wire.messages import TensorHeader
@@ -106,16 +105,12 @@ class GatewayUploads:
             if isinstance(request, DropUpload):
                 self._drop(request.upload, control)
                 return
-            if isinstance(request, SealUpload):
-                self._reply(request.number, control, self._seal(request.upload, control), sends_file=False)
-                return
-            group = _PUBLIC if request.is_public else tenant.share
-            if not group and not request.is_public:
-                self._tasks.spawn(_send, control, UploadReply(request.number, is_member=False), None)
-                return
-            key = group, request.mark, request.size_bytes
-            found = self._find(key, request.after) if isinstance(request, FindUpload) else self._make(key, control)
-            self._reply(request.number, control, found, sends_file=True)
+            try:
+                reply, descriptor = self._reply(request, control, tenant)
+            except OSError as error:
+                _log.warning("an upload cannot be shared: %s", error)
+                reply, descriptor = UploadReply(request.number), None
+        self._tasks.spawn(control.answer, reply, descriptor)
 
     def leave(self, control: AwaitedControl) -> None:
         """Drop all that a worker uses, which has ended."""
@@ -143,28 +138,24 @@ class GatewayUploads:
         if size_bytes < MIN_SHARED_BYTES or made_bytes + size_bytes > self._limit_bytes or (
                 len(self._uploads) >= self._limit_files):
             return None
-        try:
-            descriptor = os.memfd_create("djinn-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            _log.warning("no memory for uploads that workers share: %s", error)
-            return None
-        os.ftruncate(descriptor, size_bytes)
-        # A reader of a file that shrinks would die.
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        descriptor = os.memfd_create("djinn-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         upload = _Upload(next(self._numbers), key, descriptor, control)
         self._uploads[upload.number] = upload
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            # A reader of a file that shrinks would die.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        except OSError:
+            self._close(upload)
+            raise
         return upload
 
     def _seal(self, number: int, control: AwaitedControl) -> _Upload | None:
         upload = self._uploads.get(number)
         if upload is None or upload.maker is not control or upload.is_sealed:
             return None
-        try:
-            # Refused while anybody can write to it.
-            fcntl.fcntl(upload.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
-        except OSError as error:
-            _log.warning("an upload cannot be shared: %s", error)
-            return None
+        # Refused while anybody can write to it.
+        fcntl.fcntl(upload.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
         upload.is_sealed = True
         self._sealed.setdefault(upload.key, []).append(upload)
         return upload
@@ -188,26 +179,27 @@ class GatewayUploads:
                 del self._sealed[upload.key]
         os.close(upload.descriptor)
 
-    def _reply(self, number: int, control: AwaitedControl, upload: _Upload | None, *, sends_file: bool) -> None:
-        if upload is None:
-            self._tasks.spawn(_send, control, UploadReply(number), None)
-            return
-        descriptor = None
-        if sends_file:
+    def _reply(self, request: FindUpload | MakeUpload | SealUpload, control: AwaitedControl, tenant: Tenant
+               ) -> tuple[UploadReply, int | None]:
+        if isinstance(request, SealUpload):
+            sealed = self._seal(request.upload, control)
+            return UploadReply(request.number, 0 if sealed is None else sealed.number), None
+        group = _PUBLIC if request.is_public else tenant.share
+        if not group and not request.is_public:
+            return UploadReply(request.number, is_member=False), None
+        key = group, request.mark, request.size_bytes
+        found = self._find(key, request.after) if isinstance(request, FindUpload) else self._make(key, control)
+        if found is None:
+            return UploadReply(request.number), None
+        try:
             # Until it is sent, the upload may be closed, and its descriptor may become another file's.
-            descriptor = os.dup(upload.descriptor)
-            upload.uses[control] += 1
-        self._tasks.spawn(_send, control, UploadReply(number, upload.number), descriptor)
-
-
-async def _send(control: AwaitedControl, reply: UploadReply, descriptor: int | None) -> None:
-    try:
-        await control.send(reply, descriptor)
-    except OSError as error:
-        _log.info("the worker that asked for uploads is gone: %s", error)
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
+            descriptor = os.dup(found.descriptor)
+        except OSError:
+            if not found.uses:
+                self._close(found)
+            raise
+        found.uses[control] += 1
+        return UploadReply(request.number, found.number), descriptor
 
 
 class WorkerUploads:
@@ -249,8 +241,7 @@ class WorkerUploads:
         if opened is None:
             return None
         number, made = opened
-        with mmap.mmap(made.descriptor, size) as window, torch.no_grad():
-            torch.frombuffer(window, dtype=torch.uint8, count=size).copy_(bytes_of(tensor))
+        copy_to(made.descriptor, 0, size, bytes_of(tensor))
         sealed = self._replies.ask(lambda request: SealUpload(request, number))
         if sealed is None or not sealed[0].upload:
             return None

@@ -56,6 +56,7 @@ class Worker(AwaitedControl):
         self.gateway.answer(request, self, self.tenant)
 
     async def send(self, message: Any, descriptor: int | None = None) -> None:
+        # A socket would carry a copy.
         self.uploads.answered(message, None if descriptor is None else os.dup(descriptor))
 
     def store(self, tensor: torch.Tensor, *, is_public: bool = False) -> KeptBytes | None:
@@ -153,9 +154,9 @@ def test_small_uploads_are_not_shared(gateway: GatewayUploads) -> None:
 
 
 def test_two_workers_that_store_the_same_at_the_same_time_hold_it_once(gateway: GatewayUploads) -> None:
-    for moment in (MakeUpload, SealUpload):
+    for number, moment in enumerate((MakeUpload, SealUpload)):
         first, second, later = Worker(gateway), Worker(gateway), list[KeptBytes | None]()
-        tensor = content(hash(moment) % 1000)
+        tensor = content(number)
 
         def while_it_is_written(request: UploadRequest, moment: type = moment, second: Worker = second,
                                 tensor: torch.Tensor = tensor, later: list[Any] = later) -> None:
@@ -240,7 +241,7 @@ def bytes_of_content(tensor: torch.Tensor) -> bytes:
 def test_a_gateway_that_does_not_answer_costs_no_upload(
         gateway: GatewayUploads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_uploads, "ANSWER_TIMEOUT_S", 0.05)
-    for lost in (FindUpload, MakeUpload, SealUpload):
+    for number, lost in enumerate((FindUpload, MakeUpload, SealUpload)):
         worker = Worker(gateway)
 
         async def send(message: Any, descriptor: int | None = None, worker: Worker = worker, lost: type = lost) -> None:
@@ -248,6 +249,21 @@ def test_a_gateway_that_does_not_answer_costs_no_upload(
                 worker.uploads.answered(message, None if descriptor is None else os.dup(descriptor))
 
         monkeypatch.setattr(worker, "send", send)
-        assert worker.store(content(hash(lost) % 1000)) is None, lost
+        assert worker.store(content(number)) is None, lost
         assert worker.store(content(-1)) is None or lost is SealUpload
         assert without_drops(worker)[-1] is lost, "it waits once"
+
+
+def test_a_gateway_that_can_open_no_more_files_shares_nothing_and_lives(
+        gateway: GatewayUploads, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(gateway)
+
+    def fails(*arguments: Any) -> int:
+        raise OSError(24, "Too many open files")
+
+    for name in ("memfd_create", "ftruncate", "dup"):
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_uploads.os, name, fails)
+            assert worker.store(content()) is None, name
+        assert not gateway._uploads
+    assert worker.store(content()) is not None
