@@ -33,6 +33,8 @@ _PIPELINES = "diffusers.pipelines.pipeline_utils"
 _WEIGHTS = re.compile(r"diffusion_pytorch_model\.(?:([^./]+)\.)?safetensors")
 _INDEX = re.compile(r"diffusion_pytorch_model\.safetensors\.index\.(?:([^./]+)\.)?json")
 """What diffusers calls files of weights, of a variant or of none."""
+_SUFFIXES = (".safetensors", ".bin")
+"""Of files of weights."""
 _READ_HERE = ("quantization_config", "parallel_config", "use_flashpack", "dduf_entries")
 """Options of diffusers with which files are read in another way."""
 _HUB = "models--"
@@ -86,6 +88,11 @@ def _adapt_pipelines(module: Any) -> None:
     """Let a pipeline's ``device_map`` name the device; it is otherwise ``balanced``, or the kind of the local one."""
     if hasattr(module, "SUPPORTED_DEVICE_MAP"):
         module.SUPPORTED_DEVICE_MAP = _DevicesToo(module.SUPPORTED_DEVICE_MAP)
+    pipeline: Any = getattr(module, "DiffusionPipeline", None)
+    load = vars(pipeline).get("from_pretrained") if pipeline is not None else None
+    if isinstance(load, classmethod):
+        pipeline.from_pretrained = classmethod(_noting_device_map(load.__func__))
+        _replace(module, _identify_model_variants=_finding_variants)
 
 
 class _DevicesToo(list[str]):
@@ -222,7 +229,7 @@ def _named(path: str, where: Mapping[str, Any], device: str, *, is_exact: bool =
 
 
 def _noting_device_map(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method of diffusers that loads a model, for the functions by which it looks for files."""
+    """Return a method of diffusers that loads a model or a pipeline, for the functions by which it looks for files."""
 
     @functools.wraps(load)
     def from_pretrained(cls: Any, *given: Any, **options: Any) -> Any:
@@ -235,6 +242,22 @@ def _noting_device_map(load: Callable[..., Any]) -> Callable[..., Any]:
             _target.reset(target)
 
     return from_pretrained
+
+
+def _finding_variants(find: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function by which diffusers looks for the parts of a pipeline that have files of a variant."""
+
+    @functools.wraps(find)
+    def identify_model_variants(folder: Any, variant: str | None, config: Mapping[str, Any]) -> Any:
+        found, device = find(folder=folder, variant=variant, config=config), _target.get()
+        if variant is None or device is None:
+            return found
+        parts = (part for part in Path(folder).iterdir() if part.is_dir() and part.name in config)
+        without = (part for part in parts if not any(file.suffix in _SUFFIXES for file in part.iterdir()))
+        there = [part.name for part in without if _named(str(part), {"variant": variant}, device) is not None]
+        return {**found, **dict.fromkeys(there, variant)}
+
+    return identify_model_variants
 
 
 def _finding_file(find: Callable[..., Any]) -> Callable[..., Any]:

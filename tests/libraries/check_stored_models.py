@@ -136,14 +136,19 @@ def test_a_pipeline_that_is_loaded_here_and_moved_is_not_sent(variant: str | Non
     if variant is None:
         return
     before = djinn.stats()["bytes_sent"]
+    bare = without_weights(folder, tmp_path / "owner" / "half")
     mapped = DiffusionPipeline.from_pretrained(here, tokenizer=None, variant=variant, device_map=DEVICE)
-    for place in (here, without_weights(folder, tmp_path / "owner" / "half")):
+    without = DiffusionPipeline.from_pretrained(bare, tokenizer=None, variant=variant, device_map=DEVICE)
+    for place in (here, bare):
         unet = UNet2DConditionModel.from_pretrained(place, subfolder="unet", variant=variant, device_map=DEVICE)
         for name, weight in local.unet.state_dict().items():
             assert torch.equal(unet.state_dict()[name].cpu(), weight), name
     size_bytes = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
     assert djinn.stats()["bytes_sent"] - before < MOST_PART * size_bytes
     assert torch.equal(image(mapped), image(local))
+    assert torch.equal(image(without), image(local))
+    with pytest.raises(ValueError, match="variant=ema"):
+        DiffusionPipeline.from_pretrained(bare, tokenizer=None, variant="ema", device_map=DEVICE)
 
 
 def test_an_encoder_of_sentences_is_loaded_without_weights(stored: tuple[Path, Any], tmp_path: Path) -> None:
