@@ -43,9 +43,6 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) 
         return None
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return None
-    if len(session.config.addresses) > 1 and session.backend.device_count == 1:
-        # The session chooses the server of each tensor, and some may lack the file.
-        return None
     # Most programs need neither.
     from djinn_lib_models import moved_weights
     from djinn_lib_trace.waits import ledger_of

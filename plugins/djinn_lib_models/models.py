@@ -22,6 +22,7 @@ from djinn_lib_service.waits import now_waiting, waiting
 import djinn
 from djinn.errors import ConfigurationError
 from djinn.record.devices import logical_device
+from djinn.session import runtime
 from djinn.wire.tensors import dtype_named
 from djinn_lib_models.file_digests import digest_of
 
@@ -219,7 +220,38 @@ def _asked(device: Any, request: str) -> StoreAnswer:
 
 
 def _answer(device: Any, request: str) -> StoreAnswer:
+    """Ask a server; if the session places tensors itself, all of its servers, for what each of them has."""
+    djinn.ensure_initialized()
+    session = runtime.current()
+    executors = session.backend.executors
+    if len(executors) == 1 or session.backend.device_count > 1:
+        return _answer_of_one(device, request)
+    # Few sessions have several servers.
+    from djinn_lib_schedule.placing import pinned
+
+    answers = []
+    for index, executor in enumerate(executors):
+        with pinned(session, index):
+            answers.append(_answer_of_one(device, request))
+        if answers[-1].problem:
+            return StoreAnswer(problem=f"{executor.address}: {answers[-1].problem}")
+    return _had_by_all(answers, request)
+
+
+def _answer_of_one(device: Any, request: str) -> StoreAnswer:
     return decoded(stored_operators().models(_like(device), request).cpu(), _store_decoder)
+
+
+def _had_by_all(answers: Sequence[StoreAnswer], request: str) -> StoreAnswer:
+    """Return what several servers have in common. None of them keeps a file, which would be at one of them only."""
+    first, *others = answers
+    if not request:
+        return StoreAnswer(tuple(model for model in first.models if all(model in other.models for other in others)))
+    if any(other.tensors != first.tensors for other in others):
+        # Tensors have the digest of their file.
+        name = request.partition("\n")[0]
+        return StoreAnswer(problem=f"The servers have different models of the name {name}." if name else "")
+    return StoreAnswer(first.models, first.tensors)
 
 
 _keep_decoder = msgspec.msgpack.Decoder(KeepReply)

@@ -1,6 +1,7 @@
 """Tensors that a program has read from a file and moves to a server that has the same file: they are not sent.
 
 The server is asked as by `djinn_lib_models.models.load_file`: once for its models, and once for each file, by digest.
+If the session places tensors itself, all of its servers are asked, and must have the file.
 The file must be the same while it is digested and while the tensor is compared with it. A file that the server lacks
 and would keep is sent as a whole if a module with most of it moves.
 """
@@ -70,7 +71,8 @@ class _Digested:
     extents: Mapping[str, TensorExtent]
 
 
-_stores: WeakKeyDictionary[Session, dict[torch.device, _Store]] = WeakKeyDictionary()
+_stores: WeakKeyDictionary[Session, dict[tuple[torch.device, tuple[str, ...]], _Store]] = WeakKeyDictionary()
+"""By device, and by the addresses of the servers that there are."""
 _digested: RecentlyUsed[str, _Digested] = RecentlyUsed(MAX_FILES)
 _digesting = threading.Lock()
 
@@ -153,11 +155,12 @@ def _moving_bytes() -> int:
 
 def _store(session: Session, device: torch.device) -> _Store:
     stores = _stores.setdefault(session, {})
-    if device not in stores:
+    key = device, tuple(executor.address for executor in session.backend.executors)
+    if key not in stores:
         answer = models.answer_of_store(device)
         sizes = frozenset(file.size_bytes for model in answer.models for file in model.files)
-        stores[device] = _Store(sizes, answer.keeps_bytes)
-    return stores[device]
+        stores[key] = _Store(sizes, answer.keeps_bytes)
+    return stores[key]
 
 
 def _digest(file: Path) -> _Digested | None:

@@ -16,6 +16,7 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from support.processes.warm import run_djinn
 
 import djinn
+from djinn.errors import ConfigurationError
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -215,22 +216,51 @@ def test_without_a_store_weights_are_sent(files: tuple[Path, Path]) -> None:
             assert torch.equal(weight.to(DEVICE).cpu(), WEIGHTS[name])
 
 
-@pytest.mark.parametrize("placement", ["manual", "automatic"])
-def test_of_several_servers_each_is_asked_unless_the_session_places(
-    placement: str, server: Any, start_server: Any, files: tuple[Path, Path]
+def sent_to(device: str, folder: Path) -> int:
+    """Move the weights that are read from a file; return how many bytes were sent for that."""
+    before = sent_bytes()
+    for name, weight in READERS["load_file"](folder).items():
+        moved = weight.to(device)
+        assert str(moved.device) == device
+        assert torch.equal(moved.cpu(), WEIGHTS[name])
+    return sent_bytes() - before
+
+
+def test_where_the_user_places_the_server_of_the_device_is_asked(
+    server: Any, start_server: Any, files: tuple[Path, Path]
 ) -> None:
-    options = {"placement": placement} if placement == "automatic" else {}
-    djinn.init(servers=[server.address, start_server().address], recovery="none", **options)
-    for index in range(1 if placement == "automatic" else 2):
-        is_sent, device = index or placement == "automatic", f"remote_accelerator:{index}"
-        before = sent_bytes()
-        for name, weight in READERS["load_file"](files[1]).items():
-            moved = weight.to(device)
-            assert str(moved.device) == device
-            assert torch.equal(moved.cpu(), WEIGHTS[name])
-        sent = sent_bytes() - before
-        assert sent >= SIZE_BYTES if is_sent else sent < LITTLE_BYTES
+    djinn.init(servers=[server.address, start_server().address], recovery="none")
+    assert sent_to("remote_accelerator:0", files[1]) < LITTLE_BYTES
+    assert sent_to("remote_accelerator:1", files[1]) >= SIZE_BYTES
     djinn.shutdown()
+
+
+@pytest.mark.parametrize("placement", ["automatic", "phases"])
+@pytest.mark.parametrize("theirs", ["both have it", "one has it", "they have others of that name"])
+def test_where_the_session_places_all_servers_must_have_the_file(
+    theirs: str, placement: str, server: Any, start_server: Any, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    safetensors.save_file(weights(1), tmp_path / "model.safetensors")
+    second = {"both have it": ("--models", str(files[0])), "one has it": (),
+              "they have others of that name": ("--models", str(tmp_path))}[theirs]
+    addresses = [server.address, start_server(*second).address]
+    for servers in (addresses, addresses[::-1]):
+        djinn.init(servers=servers, recovery="none", placement=placement)
+        sent = sent_to(DEVICE, files[1])
+        before = sent_bytes()
+        loaded = safetensors.load_file(files[1] / "model.safetensors", device=DEVICE)
+        assert all(torch.equal(weight.cpu(), WEIGHTS[name]) for name, weight in loaded.items())
+        loading = sent_bytes() - before
+        if theirs == "both have it":
+            assert max(sent, loading) < LITTLE_BYTES
+            assert {model.name for model in djinn.models.list()} == {"model", "model.pt"}
+            assert torch.equal(djinn.models.load("model")["half"].cpu(), WEIGHTS["half"])
+        else:
+            assert min(sent, loading) >= SIZE_BYTES
+            why = f"{addresses[1]}: This server has no models" if theirs == "one has it" else "different models"
+            with pytest.raises(ConfigurationError, match=re.escape(why)):
+                djinn.models.load("model")
+        djinn.shutdown()
 
 
 def test_a_tenant_sends_what_it_may_not_load(start_server: Any, files: tuple[Path, Path], tmp_path: Path) -> None:
