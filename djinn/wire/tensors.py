@@ -71,5 +71,6 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     # Of a tensor without memory, `Tensor.data_ptr` gives its offset, which would be taken for an address. This raises.
-    tensor.untyped_storage().data_ptr()
+    if not torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]  # not declared; it would be copied
+        tensor.untyped_storage().data_ptr()
     return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 import attrs
 import torch
 from djinn_lib_service.failures import is_out_of_memory, with_relief
+from djinn_lib_service.tensor_bytes import address_of, storage_address_of
 
 from djinn.wire.tensors import is_dense
 from djinn_executor_cuda.graph_eligibility import Form, alignment_of, form_of, storage_of
@@ -126,6 +127,8 @@ class _Bound:
 
     seen: weakref.ref[torch.Tensor]
     address: int
+    """Of its storage."""
+    offset: int
 
 
 class CapturedGraph:
@@ -167,7 +170,9 @@ class CapturedGraph:
         """Whether playing it with these inputs, of the same forms, is equivalent to the program."""
         for index, bound in self._bound:
             value = inputs[index]
-            if bound.seen() is not value or value.data_ptr() != bound.address:
+            if bound.seen() is not value or storage_address_of(value) != bound.address or (
+                value.storage_offset() != bound.offset
+            ):
                 return False
         # A copied input would not see a write to its original.
         return not self._written or all(storage_of(inputs[index]) not in self._written for index, _ in self._copied)
@@ -277,7 +282,7 @@ def record(
     Raises:
         NotRecordedError: Recording is not possible.
     """
-    bound = {index: _Bound(weakref.ref(value), value.data_ptr())
+    bound = {index: _Bound(weakref.ref(value), storage_address_of(value), int(value.storage_offset()))
              for index, value in enumerate(inputs) if index not in changed}
     copied = {index: _buffer_like(inputs[index]) for index in sorted(changed)}
     fed = [copied.get(index, value) for index, value in enumerate(inputs)]
@@ -304,7 +309,7 @@ def _buffer_like(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a dense tensor to memory with the same alignment, which is part of the signature."""
     if not is_dense(tuple(tensor.size()), tensor.stride()):
         raise NotRecordedError("an input that changes is not dense")
-    lead = tensor.data_ptr() % alignment_of(tensor.device) // tensor.element_size()
+    lead = address_of(tensor) % alignment_of(tensor.device) // tensor.element_size()
     memory = torch.empty(lead + tensor.numel(), dtype=tensor.dtype, device=tensor.device)
     return memory.as_strided(tensor.size(), tensor.stride(), lead).copy_(tensor)
 

@@ -15,6 +15,7 @@ import attrs
 import msgspec
 import torch
 from djinn_lib_service.operators import is_as_declared, operator_named
+from djinn_lib_service.tensor_bytes import address_of
 from djinn_lib_torch.calls import BoundCall, written_names
 
 from djinn.ir.program import Program
@@ -82,7 +83,7 @@ def form_of(value: Any, device: torch.device) -> Form | None:
         value.is_conj() or value.is_neg()
     ):
         return None
-    return value.dtype, value.shape, value.stride(), value.data_ptr() % alignment_of(device)
+    return value.dtype, value.shape, value.stride(), address_of(value) % alignment_of(device)
 
 
 def forms_of(inputs: Sequence[Any], device: torch.device) -> tuple[Form, ...] | None:

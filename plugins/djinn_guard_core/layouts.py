@@ -23,6 +23,8 @@ import torch
 from djinn_lib_service.kinds import Prepared
 from djinn_lib_service.named_values import NAMED_OPERATORS
 from djinn_lib_service.operators import is_as_declared
+from djinn_lib_service.shared_values import unshare
+from djinn_lib_service.tensor_bytes import address_of
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 
 from djinn.ir.schema import facts_of
@@ -233,12 +235,15 @@ class _Arranging:
     def write_all(self, name: str, value: Any) -> Any:
         """Return the value to write in place of an argument."""
         if type(value) is list and not self._of.is_proven and _are_contiguous(value):
+            for tensor in value:
+                unshare(tensor)
             # An empty tensor has no address.
-            self._ranges += [(start, start + tensor.nbytes) for tensor in value if (start := tensor.data_ptr())]
+            self._ranges += [(start, start + tensor.nbytes) for tensor in value if (start := address_of(tensor))]
             return value
         return _each(value, partial(self._write, name))
 
     def _write(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        unshare(tensor)
         layout = _layout(tensor)
         expect(layout is not StridedLayout.OVERLAPPING, OVERLAPS_ITSELF)
         if self._of.is_proven:
@@ -291,7 +296,7 @@ class _Arranging:
 
 def _reach(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the start and end address of the elements of a non-empty tensor."""
-    low = tensor.data_ptr()
+    low = address_of(tensor)
     return low, low + (tensor.nbytes if tensor.is_contiguous() else tensor.element_size() * (1 + sum(
         (extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))))
 

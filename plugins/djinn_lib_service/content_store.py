@@ -28,6 +28,7 @@ from djinn.wire.messages import DIGEST_BYTES, TensorHeader
 from djinn.wire.tensors import header_of
 from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.kept_memory import KeptBytes, KeptMemory
+from djinn_lib_service.shared_values import SharedValue
 from djinn_lib_service.tensor_bytes import buffer_of, bytes_of, size_bytes
 
 MIN_KEPT_BYTES = 64 * 1024
@@ -112,7 +113,8 @@ class _Content:
     Attributes:
         holders: How many values and pins of running sessions use it.
         digest: Computed on first use.
-        shared: Its bytes in memory that values can share; ``None`` if each value is a copy.
+        shared: Its bytes in memory that values on the host can share; ``None`` if there are none.
+        value: What values on a device share.
     """
 
     owner: str | None
@@ -122,6 +124,7 @@ class _Content:
     holders: int = 1
     digest: bytes = b""
     shared: KeptBytes | None = None
+    value: SharedValue = attrs.field(factory=SharedValue)
 
     @property
     def size_bytes(self) -> int:
@@ -355,6 +358,11 @@ class Contents:
         """
         content = self._values.get(handle)
         return None if content is None or content.shared is None else content.shared.mapped(content.header)
+
+    def value(self, handle: int) -> SharedValue | None:
+        """Return what values with the content of a kept upload share on a device; ``None`` if it is not kept."""
+        content = self._values.get(handle)
+        return None if content is None else content.value
 
     def marks(self) -> list[bytes]:
         """List the marks of the owner's contents."""

@@ -10,6 +10,7 @@ import torch
 
 from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.memory_usage import MemoryUsage
+from djinn_lib_service.shared_values import is_shared
 
 __all__ = ("HandleTable", "ValueTable")
 
@@ -19,7 +20,7 @@ class ValueTable(ABC):
 
     Attributes:
         usage: Bytes of the values' storages, now and so far.
-        shared_bytes: Bytes of values in memory that others read, too: of kept uploads, and of stored models.
+        shared_bytes: Bytes of values in memory that others may read, too: of kept uploads, and of stored models.
 
     Concurrency:
         One thread at a time; any thread may read `held_bytes` and `shared_bytes`.
@@ -113,7 +114,7 @@ class HandleTable(ValueTable):
                 size_bytes = storage.nbytes()
                 self._storages[key] = [1, size_bytes]
                 self.held_bytes += size_bytes
-                if is_mapped(storage):
+                if is_mapped(storage) or is_shared(value):
                     self._shared[key] = size_bytes
                     self.shared_bytes += size_bytes
             else:

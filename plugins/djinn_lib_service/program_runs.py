@@ -29,7 +29,9 @@ from djinn_lib_service.kinds.executor import (
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
+from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.speculation import FEW_AHEAD, RunAhead, Speculator
+from djinn_lib_service.tensor_bytes import storage_address_of
 from djinn_lib_service.turns import Turns
 from djinn_lib_service.writes import poison_storage, poison_storages, written_handles
 
@@ -178,11 +180,12 @@ class ProgramRuns:
         return outputs
 
     def _note_writes(self, known: DefinedProgram, run: Run) -> None:
-        """Record which values a run writes: the system copies their memory, if they share it."""
+        """Record which values a run writes, and copy those that share memory, unless the system copies its pages."""
         program = known.program
         written = program.effects.written if isinstance(program, SupportsEffectReport) else range(len(run.inputs))
         for position in written:
             self._table.written(run.inputs[position])
+            unshare(self._table.get(run.inputs[position]))
 
     def _make_ready(self, known: DefinedProgram, run: Run, inputs: Sequence[Any]) -> None:
         """Move inputs out of spare room that the program must find as eager lays them out."""
@@ -285,8 +288,7 @@ class ProgramRuns:
         if self._is_limited or not (isinstance(program, SupportsUndo) and program.can_undo(numbers)):
             return False
         written = [value for position, value in enumerate(inputs) if position in program.effects.written]
-        return not any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in self.lent
-                       for value in written)
+        return not any(isinstance(value, torch.Tensor) and storage_address_of(value) in self.lent for value in written)
 
 
 def _in_turn(turns: Turns, time: RunTime, known: DefinedProgram, run: Callable[[], list[Any]]) -> list[Any]:

@@ -40,6 +40,7 @@ from djinn_lib_service.program_table import DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.tensor_bytes import storage_address_of
 from djinn_lib_service.timings import Timings
 from djinn_lib_service.turns import Allowance, Turns
 from djinn_lib_service.value_checks import value_checks_of
@@ -261,14 +262,14 @@ class SessionService:
         """Return the values that the client of an executed batch asked for without waiting, and their tensors."""
         data: list[torch.Tensor] = []
         items = tuple([self._values.fetch(handle, data) for handle in batch.later])
-        self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
+        self._runs.lent.update(map(storage_address_of, data))
         return Result(items, is_later=True), data
 
     def _answer(self, batch: Batch) -> tuple[Result, list[torch.Tensor]]:
         data: list[torch.Tensor] = []
         items = [*(self._values.fetch(handle, data) for handle in batch.fetch),
                  *map(self._values.describe, batch.describe)]
-        self._runs.lent.update(tensor.untyped_storage().data_ptr() for tensor in data)
+        self._runs.lent.update(map(storage_address_of, data))
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
                         warnings=self._warnings.take())
         if batch.fetch and not result.failures:

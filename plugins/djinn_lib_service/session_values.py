@@ -15,9 +15,11 @@ from djinn.wire.tensors import header_of
 from djinn_lib_service.content_store import Contents
 from djinn_lib_service.device_answers import DeviceReports
 from djinn_lib_service.device_report import REPORT_HANDLES
+from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SpareRoom, SupportsSharing
 from djinn_lib_service.reports import Failures
+from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.tensor_bytes import copy_of, metadata_of, placed_in
 from djinn_lib_service.turns import Allowance, Turns
 
@@ -63,7 +65,9 @@ class SessionValues:
         self._reports = DeviceReports(executor, memory.values, turns)
         shared = executor if travels and memory.can_share and isinstance(executor, SupportsSharing) else None
         self._shares = shared is not None and contents is not None
+        self._device = torch.device(executor.device)
         # Nothing may write to kept contents, so the value is a copy, unless the system copies pages that are written.
+        # Values on a device are copied before they are written.
         self._put = memory.with_room_to_put(executor.put if shared is None or contents is not None else shared.adopt)
         self.adopt = memory.with_room_to_put(executor.put if shared is None else shared.adopt)
         self.read = executor.get if shared is None else shared.lend
@@ -119,9 +123,15 @@ class SessionValues:
             self._memory.uploaded(handle)
 
     def _put_kept(self, handle: int, tensor: torch.Tensor) -> None:
-        """Add a value with the content of an upload, in the memory of the kept upload if possible."""
-        mapped = self._contents.shared(handle) if self._contents is not None and self._shares else None
-        value = self._failures.attempt(lambda: self._put(tensor) if mapped is None else self.adopt(mapped))
+        """Add a value with the content of an upload, in memory of the kept upload or of equal values if possible."""
+        contents = self._contents if self._shares else None
+        equal = None if contents is None else contents.value(handle)
+        value = None if equal is None else equal.value(self._device)
+        if value is None:
+            mapped = None if contents is None else contents.shared(handle)
+            value = self._failures.attempt(lambda: self._put(tensor) if mapped is None else self.adopt(mapped))
+            if equal is not None and isinstance(value, torch.Tensor) and not is_mapped(value.untyped_storage()):
+                value = equal.share(value)
         self._table.put(handle, value)
 
     def recall(self, command: UploadByDigest) -> None:
@@ -148,6 +158,7 @@ class SessionValues:
         for value in map(self._table.get, handles):
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
+            unshare(value)
             storage = value.untyped_storage()
             if not storage.resizable():
                 own = copy_of(storage)

@@ -15,7 +15,9 @@ import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.own_operators import define_operators
+from djinn_lib_service.shared_values import SharedValue
 from djinn_lib_service.struct_tensors import encoded
 
 __all__ = ("STORED_OPERATORS", "STORED_TENSOR", "KeepReply", "StoreAnswer", "StoredFile", "StoredModel", "StoredModels",
@@ -31,6 +33,8 @@ STORED_OPERATORS = frozenset(f"djinn::{name}" for name in _SCHEMAS)
 """Their names. None writes to an argument, or returns a view of one."""
 _Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _provided: list[StoredModels] = []
+_shared: dict[tuple[str, str], SharedValue] = {}
+"""What values on a device share, by the digest of a file and the name of a tensor."""
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -174,8 +178,9 @@ def provide(models: StoredModels | None) -> None:
 def stored_operators() -> StoredOperators:
     """Return the operators; the first call defines them."""
     kernels = {"stored_models": (_models, None), "stored_tensor": (_tensor, _tensor_meta), "keep_piece": (_keep, None)}
-    sized_by_answer = dict.fromkeys(("stored_models", "keep_piece"), torch.Tag.dynamic_output_shape)
-    return StoredOperators(*define_operators(_SCHEMAS, kernels, sized_by_answer))
+    tags = dict.fromkeys(("stored_models", "keep_piece"), torch.Tag.dynamic_output_shape)
+    # A CUDA graph would copy the file again, and not share it.
+    return StoredOperators(*define_operators(_SCHEMAS, kernels, {**tags, "stored_tensor": torch.Tag.cudagraph_unsafe}))
 
 
 def _models(like: torch.Tensor, request: str) -> torch.Tensor:
@@ -198,7 +203,11 @@ def _tensor(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype:
         if list(found.shape) != list(size) or found.dtype is not dtype:
             raise RuntimeError(f"Tensor {name!r} is a {found.dtype} of size {list(found.shape)}, not a {dtype} of "
                                f"{list(size)}.")
-        return found.to(like.device)
+        if like.device.type == "cpu" and is_mapped(found.untyped_storage()):
+            return found
+        shared = _shared.setdefault((file, name), SharedValue())
+        value = shared.value(like.device)
+        return shared.share(found.to(like.device)) if value is None else value
 
 
 def _tensor_meta(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype: torch.dtype) -> torch.Tensor:

@@ -13,6 +13,8 @@ from djinn.wire.messages import Description, Plain, TensorHeader, to_wire
 from djinn.wire.tensors import dtype_named, header_of, is_dense
 
 MAX_DIMENSIONS = 64
+_torch: Any = torch._C  # its declarations lack this
+_address = _torch._data_address
 
 
 def size_bytes(header: TensorHeader) -> int:
@@ -100,4 +102,18 @@ def buffer_of(tensor: torch.Tensor) -> memoryview:
     length = tensor.numel() * tensor.element_size()
     if not length:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")
+    return memoryview((ctypes.c_char * length).from_address(address_of(tensor))).cast("B")
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's first element for reading, 0 if it has none.
+
+    ``Tensor.data_ptr`` asks for memory to write, which copies memory that is shared.
+    """
+    return storage_address_of(tensor) + int(tensor.storage_offset()) * tensor.itemsize if tensor.numel() else 0
+
+
+def storage_address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage for reading."""
+    address: int = _address(tensor)
+    return address

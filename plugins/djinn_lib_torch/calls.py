@@ -11,6 +11,7 @@ import torch
 from djinn_lib_service.dropout import count_numbers, dropout_numbers, may_drop
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.operators import is_as_declared, operator_named
+from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.switches import Switches, check_switches, switched
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
@@ -114,6 +115,17 @@ def _switched(wanted: Switches, function: Callable[..., Any]) -> Callable[..., A
     return call
 
 
+def _growing(function: Callable[..., Any], positions: Sequence[int], keywords: Sequence[str]) -> Callable[..., Any]:
+    """Return a function that first copies shared memory of tensors that it may resize; PyTorch would fail."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for tensor in tensors_in([*(args[index] for index in positions), *map(kwargs.get, keywords)]):
+            unshare(tensor)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         prepared = check(args, kwargs)
@@ -164,8 +176,13 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
         width = count_tensors(argument)
         written += range(position, position + width) if name in facts.written else ()
         position += width
+    function = _under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op))
+    if facts.changes_metadata:
+        positional = names[:len(template.arguments)]
+        function = _growing(function, [index for index, name in enumerate(positional) if name in facts.written],
+                            [name for name, _ in template.keywords if name in facts.written])
     return BoundCall(
-        function=_under(template.default_dtype, _FUNCTIONS.get(template.operator, operator._op)),
+        function=function,
         arguments=tuple(_resolve(argument, device) for argument in template.arguments),
         keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,

@@ -18,7 +18,7 @@ from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.recurrent_operators import recurrent_operators
 from djinn_lib_service.stored_models import stored_operators
 from djinn_lib_service.switches import switched
-from djinn_lib_service.tensor_bytes import whole_of
+from djinn_lib_service.tensor_bytes import address_of, whole_of
 from djinn_lib_sparse.operators import define
 
 from djinn.errors import ConfigurationError, ProtocolError
@@ -108,7 +108,7 @@ class TorchExecutor:
         """Copy a value to a new dense CPU tensor."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             made = to_dense_cpu(value)
-            return made.clone() if made.data_ptr() == value.data_ptr() or made.is_inference() else made
+            return made.clone() if address_of(made) == address_of(value) or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move a CPU tensor without another owner there; see `djinn_lib_service.kinds.executor.SupportsSharing`."""

@@ -12,6 +12,7 @@ import torch
 from djinn_lib_service.handle_table import ValueTable
 from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.kinds.executor import CompiledProgram
+from djinn_lib_service.shared_values import unshare
 
 from djinn_memory_tiered.accounts import Accounts
 from djinn_memory_tiered.roles import Role
@@ -171,8 +172,7 @@ class Places(ValueTable):
         before = self._of.pop(handle, None)
         self._values[handle] = value
         if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-            storage = value.untyped_storage()
-            place = self._places.get(storage._cdata) or self._entered(storage)
+            place = self._places.get(value.untyped_storage()._cdata) or self._entered(value)
             place.handles += 1
             self._of[handle] = place
         if before is not None:
@@ -190,14 +190,17 @@ class Places(ValueTable):
         """Count the storage of a value that will be put, and return it; ``None`` if it is counted already."""
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or self.of(value) is not None:
             return None
-        return self._entered(value.untyped_storage())
+        return self._entered(value)
 
     def leave_unused(self, places: Iterable[ManagedStorage]) -> None:
         """Remove those of some storages in which no value was put."""
         for place in places:
             self._bury(place)
 
-    def _entered(self, storage: torch.UntypedStorage) -> ManagedStorage:
+    def _entered(self, value: torch.Tensor) -> ManagedStorage:
+        # Evicting memory that others use would free none.
+        unshare(value)
+        storage = value.untyped_storage()
         mapped_bytes = storage.nbytes() if is_mapped(storage) else 0
         place = self._places[storage._cdata] = ManagedStorage(
             storage, storage.nbytes() - mapped_bytes, Role.UNKNOWN, self._clock(), mapped_bytes=mapped_bytes)
