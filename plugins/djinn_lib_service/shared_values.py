@@ -103,4 +103,6 @@ def unshare(value: object) -> None:
         return
     with _lock:
         if _is_cow(value):
-            value.untyped_storage().data_ptr()
+            # Memory is allocated on the current device.
+            with torch.cuda.device_of(value):
+                value.untyped_storage().data_ptr()
