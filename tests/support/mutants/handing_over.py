@@ -168,9 +168,9 @@ MUTANTS = (
            "djinn_memory_tiered.device_memory:DeviceMemory._fill", "memory.restore(place.storage, data)",
            "memory.restore(place.storage, data.flip(0))", within=_SHORT),
     mutant("alias-left-behind", "session.pressure_invisible", "djinn_memory_tiered.storages:Places.put",
-           "storage = value.untyped_storage()",
+           "place = self._places.get(value.untyped_storage()._cdata)",
            "value = value.clone() if self._places.get(value.untyped_storage()._cdata) else value; "
-           "storage = value.untyped_storage(); self._values[handle] = value", within=_SHORT),
+           "self._values[handle] = value; place = self._places.get(value.untyped_storage()._cdata)", within=_SHORT),
     mutant("reloaded-after-a-write", "session.pressure_invisible", "djinn_memory_tiered.device_memory:DeviceMemory.use",
            "place.host = None", "pass", "place.writes += 1", "pass", "tenant.places.forget_recipe(place)", "pass",
            within=_SHORT),
