@@ -70,11 +70,16 @@ def _adapt_transformers(module: Any) -> None:
 
 
 def _adapt_diffusers(module: Any) -> None:
-    model: Any = getattr(module, "ModelMixin", None)
-    load = vars(model).get("from_pretrained") if model is not None else None
+    _adapt_loading(module, "ModelMixin", _get_model_file=_finding_file, _get_checkpoint_shard_files=_finding_shards)
+
+
+def _adapt_loading(module: Any, name: str, **replacements: Callable[[Any], Any]) -> None:
+    """Let a class of diffusers note the device that it loads for, and the functions of its module look there."""
+    loaded: Any = getattr(module, name, None)
+    load = vars(loaded).get("from_pretrained") if loaded is not None else None
     if isinstance(load, classmethod):
-        model.from_pretrained = classmethod(_noting_device_map(load.__func__))
-        _replace(module, _get_model_file=_finding_file, _get_checkpoint_shard_files=_finding_shards)
+        loaded.from_pretrained = classmethod(_noting_device_map(load.__func__))
+        _replace(module, **replacements)
 
 
 def _replace(module: Any, **replacements: Callable[[Any], Any]) -> None:
@@ -88,11 +93,7 @@ def _adapt_pipelines(module: Any) -> None:
     """Let a pipeline's ``device_map`` name the device; it is otherwise ``balanced``, or the kind of the local one."""
     if hasattr(module, "SUPPORTED_DEVICE_MAP"):
         module.SUPPORTED_DEVICE_MAP = _DevicesToo(module.SUPPORTED_DEVICE_MAP)
-    pipeline: Any = getattr(module, "DiffusionPipeline", None)
-    load = vars(pipeline).get("from_pretrained") if pipeline is not None else None
-    if isinstance(load, classmethod):
-        pipeline.from_pretrained = classmethod(_noting_device_map(load.__func__))
-        _replace(module, _identify_model_variants=_finding_variants)
+    _adapt_loading(module, "DiffusionPipeline", _identify_model_variants=_finding_variants)
 
 
 class _DevicesToo(list[str]):

@@ -151,7 +151,7 @@ class _Trials:
         except Exception as error:  # noqa: BLE001  # reported in the result: devices may lack operations or memory
             self.skipped[workload.name] = f"{type(error).__name__}: {error}".splitlines()[0]
             return
-        self._trials[workload.name] = _Trial(workload, calls, (*(known.taken if known else ()), tuple(taken)))
+        self._trials[workload.name] = _Trial(workload, calls, (*(known.taken if known else ()), *taken))
 
     def most_doubtful(self) -> Workload | None:
         """Return the workload to run next: of those that were run least often, the one with the largest spread."""
@@ -185,22 +185,21 @@ class _Trials:
 
 @attrs.frozen
 class _Trial:
-    """All runs of one workload so far, in groups of consecutive runs."""
+    """All runs of one workload so far."""
 
     workload: Workload
     calls: tuple[MeasuredCall, ...]
-    taken: tuple[tuple[float, ...], ...]
+    taken: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
         """The fastest run: where others compute, the thread that runs it waits for the processor after each message."""
-        return min(map(min, self.taken))
+        return min(self.taken)
 
     @property
     def spread(self) -> float:
         """The spread of its runs."""
-        runs = [seconds for group in self.taken for seconds in group]
-        return max(runs) / min(runs)
+        return max(self.taken) / min(self.taken)
 
 
 def _calls(run: Callable[[], Any]) -> tuple[MeasuredCall, ...]:

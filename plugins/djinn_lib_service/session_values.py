@@ -19,7 +19,6 @@ from djinn_lib_service.kept_memory import is_mapped
 from djinn_lib_service.kinds import Executor, RandomState, SessionMemory
 from djinn_lib_service.kinds.executor import SpareRoom, SupportsSharing
 from djinn_lib_service.reports import Failures
-from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.tensor_bytes import copy_of, metadata_of, placed_in
 from djinn_lib_service.turns import Allowance, Turns
 
@@ -158,7 +157,6 @@ class SessionValues:
         for value in map(self._table.get, handles):
             if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
-            unshare(value)
             storage = value.untyped_storage()
             if not storage.resizable():
                 own = copy_of(storage)

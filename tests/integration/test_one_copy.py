@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from djinn_transport_tcp.client import SocketConnection, connect
 from safetensors.torch import save_file
 from support.servers.connection_options import connect_options
 from support.servers.serving import Serving
-from support.servers.upload_sessions import DOUBLE, SUM, UploadSession, template, used_bytes
+from support.servers.upload_sessions import DOUBLE, SUM, UploadSession, steady_bytes, template, used_bytes
 
 import djinn
 from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, TensorArgument, TorchArgument
@@ -34,14 +33,6 @@ PIECES = 48
 TOTAL_BYTES = PIECES * PIECE_BYTES
 MOST_COPIES = 1.05
 T, N = TensorArgument(), NumberArgument()
-
-
-def used_bytes_at_most(server: Any, most: float) -> int:
-    """Wait until the workers use no more; the memory of the last upload is freed after its answer."""
-    until = time.monotonic() + 10
-    while (used := used_bytes(server)) > most and time.monotonic() < until:
-        time.sleep(0.05)
-    return used
 
 
 def told_held_bytes(address: str) -> int:
@@ -80,7 +71,7 @@ def test_eight_sessions_with_the_same_weights_cost_one_copy_and_what_they_write(
         for session in sessions:
             assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
         own_bytes = before - empty  # of as many sessions as began since
-        kept = used_bytes_at_most(server, before + own_bytes + least * MOST_COPIES * TOTAL_BYTES)
+        kept = steady_bytes(server)
         copies = (kept - before - own_bytes) / TOTAL_BYTES
         # Ordinary memory that was used before and is free may be used again, so it may grow by less.
         reused_bytes = own_bytes if has_files else 10 * PIECE_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_monitor.reading import Reading
 from hypothesis import strategies as st
 from support.servers.metrics import wait_for
-from support.servers.upload_sessions import UploadSession, template, used_bytes
+from support.servers.upload_sessions import UploadSession, steady_bytes, template
 
 from djinn.ir.program import NumberArgument, Program, Step, TensorArgument
 from djinn.wire.messages import Define, Free, Run
@@ -41,15 +40,6 @@ SIZE = 2**18
 def kept(reading: Reading) -> list[int]:
     """Return the bytes of kept uploads that each tenant is charged."""
     return [tenant.kept_bytes for name, tenant in reading.tenants.items() if name]
-
-
-def steady_bytes(server: Any) -> int:
-    """Return what the workers use of the memory once they have returned what they have freed."""
-    found = [used_bytes(server)]
-    while len(found) < 5 or min(found[-5:]) < found[-5] - 2**20:
-        time.sleep(0.2)
-        found.append(used_bytes(server))
-    return found[-1]
 
 
 def files(server: Any) -> list[set[str]]:

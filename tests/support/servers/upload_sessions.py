@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
-__all__ = ("DOUBLE", "SUM", "UploadSession", "template", "used_bytes")
+__all__ = ("DOUBLE", "SUM", "UploadSession", "steady_bytes", "template", "used_bytes")
 
 T, N = TensorArgument(), NumberArgument()
 
@@ -42,6 +43,15 @@ def used_bytes(server: Any) -> int:
     except PermissionError:
         pytest.skip("only root can read what a worker in its sandbox uses")
     return 1024 * sum(map(used_kib, texts))
+
+
+def steady_bytes(server: Any) -> int:
+    """Return what the workers use of the memory once they have returned what they have freed."""
+    found = [used_bytes(server)]
+    while len(found) < 5 or min(found[-5:]) < found[-5] - 2**20:
+        time.sleep(0.2)
+        found.append(used_bytes(server))
+    return found[-1]
 
 
 def used_kib(smaps: str) -> int:
