@@ -29,7 +29,7 @@ CLIENTS = 8
 PIECE = 2**19
 """Elements of 2 MiB: less than what the transport keeps memory for."""
 PIECE_BYTES = 4 * PIECE
-PIECES = 48
+PIECES = 96
 TOTAL_BYTES = PIECES * PIECE_BYTES
 MOST_COPIES = 1.05
 T, N = TensorArgument(), NumberArgument()
