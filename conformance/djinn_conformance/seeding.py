@@ -45,9 +45,13 @@ def quietly() -> Iterator[None]:
     not affect the drawn values.
     """
     from torch.testing._internal import common_utils
+    from torch.testing._internal.opinfo import core
 
     with ExitStack() as changed:
-        changed.enter_context(mock.patch.object(common_utils, "extract_test_fn", _nothing))
+        for module in (common_utils, core):
+            # Not every release searches in both.
+            if hasattr(module, "extract_test_fn"):
+                changed.enter_context(mock.patch.object(module, "extract_test_fn", _nothing))
         for module in (torch.cuda, torch.xpu, torch.mtia):
             # PyTorch 2.10 seeds no MTIA.
             if not module.is_available() and hasattr(module, "manual_seed_all"):
