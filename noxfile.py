@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -42,8 +43,13 @@ def _output(session: nox.Session, name: str) -> Path:
 
 @nox.session(venv_backend="none")
 def checks(session: nox.Session) -> None:
-    """Run lint, docs and types, two at a time; what each printed is shown when it ends."""
-    session.run(sys.executable, "-m", "nox", "--parallel", "2", "--sessions", "docs", "types", "lint")
+    """Run lint, docs and types, two at a time; what each printed is shown when it ends. Install what the tests need."""
+    run_nox = (sys.executable, "-m", "nox")
+    # Much of that waits for the network. If it fails, the session of the tests tries again, and says why.
+    with subprocess.Popen(  # noqa: S603  # this interpreter and this file
+            [*run_nox, "--install-only", "--sessions", "tests"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL):
+        session.run(*run_nox, "--parallel", "2", "--sessions", "docs", "types", "lint")
 
 
 @nox.session(allow_parallel=True)
