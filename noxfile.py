@@ -26,6 +26,9 @@ IMPORT_ROOTS = (".", "plugins", "conformance")
 # Hundreds of processes start, and none should compile what another one has compiled.
 PROFILE = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"), "PYTHONDONTWRITEBYTECODE": ""}
 
+_has_what_tests_need = False
+"""Whether the session before has installed it."""
+
 
 def _install(session: nox.Session, *packages: str) -> None:
     # What is imported is compiled then; most of what is installed never is.
@@ -44,12 +47,14 @@ def _output(session: nox.Session, name: str) -> Path:
 @nox.session(venv_backend="none")
 def checks(session: nox.Session) -> None:
     """Run lint, docs and types, two at a time; what each printed is shown when it ends. Install what the tests need."""
+    global _has_what_tests_need
     run_nox = (sys.executable, "-m", "nox")
     # Much of that waits for the network. If it fails, the session of the tests tries again, and says why.
     with subprocess.Popen(  # noqa: S603  # this interpreter and this file
             [*run_nox, "--install-only", "--sessions", "tests"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL):
+            stderr=subprocess.DEVNULL) as installing:
         session.run(*run_nox, "--parallel", "2", "--sessions", "docs", "types", "lint")
+    _has_what_tests_need = installing.returncode == 0
 
 
 @nox.session(allow_parallel=True)
@@ -84,15 +89,16 @@ def tests(session: nox.Session) -> None:
     Tests that measure time come last and by themselves; all others share the processors. With arguments for pytest
     (``-- tests/unit -k config``), it runs once, in one process.
     """
-    _install(session, "-e", ".[test]")
-    # Built and installed as their users would have them, not editable.
-    _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY)
+    if not _has_what_tests_need:
+        _install(session, "-e", ".[test]")
+        # Built and installed as their users would have them, not editable.
+        _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY)
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
-    # By file, since tests of one file share servers; in the order of `testpaths`. Six processes more than there are
+    # By file, since tests of one file share servers; in the order of `testpaths`. Eight processes more than there are
     # processors, because tests wait for servers, and other processes may be at work. One thread each.
-    processes = str(min(8, (os.cpu_count() or 1) + 6))
+    processes = str(min(10, (os.cpu_count() or 1) + 8))
     parts = [["-p", "support.processes.forks", "--forks", processes]]
     if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
         parts = [["-n", processes, "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone"]]
