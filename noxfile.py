@@ -16,8 +16,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = True
-# The tests come last, so that their closing line ends the output.
-nox.options.sessions = ["checks", "tests"]
+nox.options.sessions = ["all"]
 
 ROOT = Path(__file__).parent
 THIRD_PARTY = ("tests/third_party/djinn-scheduler-reverse", "tests/third_party/djinn-pattern-lowrank")
@@ -25,9 +24,6 @@ IMPORT_ROOTS = (".", "plugins", "conformance")
 # The same examples every time, so that a red run is somebody's doing. HYPOTHESIS_PROFILE=nightly looks further.
 # Hundreds of processes start, and none should compile what another one has compiled.
 PROFILE = {"HYPOTHESIS_PROFILE": os.environ.get("HYPOTHESIS_PROFILE", "ci"), "PYTHONDONTWRITEBYTECODE": ""}
-
-_has_what_tests_need = False
-"""Whether the session before has installed it."""
 
 
 def _install(session: nox.Session, *packages: str) -> None:
@@ -44,17 +40,18 @@ def _output(session: nox.Session, name: str) -> Path:
     return session.cache_dir.absolute() / name
 
 
-@nox.session(venv_backend="none")
-def checks(session: nox.Session) -> None:
-    """Run lint, docs and types, two at a time; what each printed is shown when it ends. Install what the tests need."""
-    global _has_what_tests_need
+@nox.session(name="all", venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """Run lint, docs, types and the tests at the same time. What lint, docs and types print is shown when each ends."""
     run_nox = (sys.executable, "-m", "nox")
-    # Much of that waits for the network. If it fails, the session of the tests tries again, and says why.
+    # Installing waits for the network, and collecting tests is the work of one processor.
     with subprocess.Popen(  # noqa: S603  # this interpreter and this file
-            [*run_nox, "--install-only", "--sessions", "tests"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL) as installing:
-        session.run(*run_nox, "--parallel", "2", "--sessions", "docs", "types", "lint")
-    _has_what_tests_need = installing.returncode == 0
+            [*run_nox, "--parallel", "2", "--sessions", "lint", "docs", "types"], stdin=subprocess.DEVNULL) as checks:
+        try:
+            session.run(*run_nox, "--sessions", "tests")
+        finally:
+            if checks.wait():
+                session.error("Lint, docs or types failed. What they printed is above.")
 
 
 @nox.session(allow_parallel=True)
@@ -89,10 +86,9 @@ def tests(session: nox.Session) -> None:
     Tests that measure time come last and by themselves; all others share the processors. With arguments for pytest
     (``-- tests/unit -k config``), it runs once, in one process.
     """
-    if not _has_what_tests_need:
-        _install(session, "-e", ".[test]")
-        # Built and installed as their users would have them, not editable.
-        _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY)
+    _install(session, "-e", ".[test]")
+    # Built and installed as their users would have them, not editable.
+    _install(session, "--no-deps", "--force-reinstall", *THIRD_PARTY)
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return

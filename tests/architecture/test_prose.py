@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pages.sources import files_in
 
 ROOT = Path(__file__).parents[2]
 MAX_PER_THOUSAND = 1.0
@@ -25,13 +26,13 @@ _IDIOM = re.compile(
 
 def texts(folder: Path) -> Iterator[str]:
     """Every docstring, and every page without its code."""
-    for path in sorted(folder.rglob("*.py")):
+    for path in files_in(folder, ".py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield ast.get_docstring(node) or ""
-    for path in sorted(folder.rglob("*.md")):
+    for path in files_in(folder, ".md"):
         yield re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
-    for path in sorted(folder.rglob("*.toml")):
+    for path in files_in(folder, ".toml"):
         yield " ".join(re.findall(r"(?m)^\s*#\s?(.*)$", path.read_text()))
         yield from values_of(tomllib.loads(path.read_text()))
 

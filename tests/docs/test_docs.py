@@ -21,6 +21,7 @@ import pytest
 import typer.main
 from djinn_cli.app import build
 from djinn_conformance import specs
+from support.pages.sources import files_in
 from support.processes.warm import WarmPython, clean_environment, run_pytest
 
 import djinn
@@ -29,7 +30,7 @@ from djinn.plugins.manager import Plugins
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = files_in(DOCS, ".md")
 EVERYTHING = "\n".join(page.read_text() for page in PAGES)
 HOW_TOS = {kind: DOCS / "plugins" / f"{kind}.md" for kind in KINDS}
 PROTOCOLS = {kind: specs.kind_spec(kind).protocol for kind in KINDS}
