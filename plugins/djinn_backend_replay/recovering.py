@@ -15,7 +15,7 @@ from djinn_lib_schedule.placing import Placement, SupportsJoining, SupportsPlace
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn import errors
-from djinn.errors import DjinnError, SessionClosedError, TokenEndedError, TransportError
+from djinn.errors import DjinnError, PeerError, SessionClosedError, TokenEndedError, TransportError
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
@@ -268,7 +268,7 @@ class Recovering:
                 with self._metered():
                     answer = ask(self._hands)
             except DjinnError as error:
-                if not self._hands.is_broken:
+                if not self._has_lost_a_server(error):
                     self._answered(asked)
                     raise
                 self._died(error)
@@ -297,6 +297,12 @@ class Recovering:
         run_ns = sum(meter.run_ns for meter in self._meters)
         self._checkpointer.measured((run_ns - self._run_ns) / 1e9 + self._spent_s)
         self._run_ns, self._spent_s = run_ns, 0.0
+
+    def _has_lost_a_server(self, error: DjinnError) -> bool:
+        """Whether an error is due to a dead server. One that needs its values may notice before the client does."""
+        if isinstance(error, PeerError):
+            self._settle()
+        return self._hands.is_broken
 
     def _died(self, error: DjinnError) -> None:
         self._look_whether_final(error)
@@ -401,6 +407,7 @@ class Recovering:
         Returns:
             Whether the work has run; if not, a server has died, which the next message detects.
         """
+        known = len(self._unheard)
         for _ in range(MAX_TRIES * len(self.executors)):
             asked = [executor.round_trips for executor in self.executors]
             try:
@@ -408,6 +415,8 @@ class Recovering:
                     self._hands.backend.synchronize()
             except Exception as error:  # noqa: BLE001  # raised by `_asked`
                 if self._hands.is_broken:
+                    while len(self._unheard) > known:  # that work is done again
+                        self._unheard.pop()
                     return False
                 self._unheard.append(error.with_traceback(None))
                 self._answered(asked)

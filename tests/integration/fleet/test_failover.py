@@ -17,6 +17,7 @@ import djinn
 from djinn.errors import OutOfMemoryError, TransportError
 
 FAILOVER_S = 0.3
+OTHER = "remote_accelerator:1"
 
 
 @pytest.fixture
@@ -51,6 +52,19 @@ def test_training_gives_the_same_bits_though_one_of_two_servers_is_killed(server
     assert djinn.stats()["recoveries"] == 1
     assert got.keys() == wanted.keys()
     assert [name for name in wanted if not torch.equal(got[name], wanted[name])] == []
+
+
+def test_a_server_that_waits_for_a_dead_one_may_notice_first(
+    servers: list[Any], monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = start(servers)
+    there, here = torch.arange(4.0, device=DEVICE), torch.ones(4, device=OTHER)
+    assert there.sum().item() + here.sum().item() == 10
+    kill(servers[0])
+    # The system takes what is sent until the other end answers that nobody is there.
+    monkeypatch.setattr(session.backend.executors[0], "submit", lambda: None)
+    assert (here + (there * 2).to(OTHER)).tolist() == [1.0, 3.0, 5.0, 7.0]
+    assert djinn.stats()["recoveries"] == 1
 
 
 def test_a_server_that_is_killed_while_a_value_is_awaited_is_no_exception(servers: list[Any]) -> None:
