@@ -114,7 +114,7 @@ class HandleTable(ValueTable):
                 size_bytes = storage.nbytes()
                 self._storages[key] = [1, size_bytes]
                 self.held_bytes += size_bytes
-                if is_mapped(storage) or is_shared(value):
+                if is_shared(value) or is_mapped(storage):
                     self._shared[key] = size_bytes
                     self.shared_bytes += size_bytes
             else:

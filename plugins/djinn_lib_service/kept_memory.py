@@ -156,7 +156,11 @@ def map_private(descriptor: int, begin: int, length: int, *needed: object) -> ct
 
 
 def is_mapped(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage lies in a part of a file that was mapped, so that it needs memory only where it was written."""
+    """Whether a storage lies in a part of a file that was mapped, so that it needs memory only where it was written.
+
+    Args:
+        storage: Not one that is copied before it is written: PyTorch copies it to give its address.
+    """
     if not _mapped:
         return False
     address = storage.data_ptr() if storage.device.type == "cpu" else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from djinn_executor_cuda.executor import CudaExecutor
 from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
 from djinn_lib_service import stored_models
 from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.kept_memory import map_private
 from djinn_lib_service.kinds import Executor
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.service import SessionService
@@ -220,6 +222,18 @@ def test_no_session_sees_what_another_one_writes(opening: Any, steps: list[tuple
     executor.close()
 
 
+@pytest.fixture(params=[False, True], ids=["alone", "beside a mapped file"])
+def _mapped(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    """Whether this process has other values that lie in files, such as stored ones."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1))
+    with path.open("rb") as file:
+        data = map_private(file.fileno(), 0, 1) if request.param else None
+    yield
+    del data
+
+
+@pytest.mark.usefixtures("_mapped")
 @everywhere
 def test_equal_values_are_in_memory_once_until_one_is_written(opening: Any) -> None:
     executor = opening()
