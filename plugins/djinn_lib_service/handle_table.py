@@ -114,7 +114,7 @@ class HandleTable(ValueTable):
                 size_bytes = storage.nbytes()
                 self._storages[key] = [1, size_bytes]
                 self.held_bytes += size_bytes
-                if is_shared(value) or is_mapped(storage):
+                if is_mapped(value) or is_shared(value):
                     self._shared[key] = size_bytes
                     self.shared_bytes += size_bytes
             else:

@@ -21,7 +21,7 @@ from typing import Self
 import torch
 
 from djinn.wire.messages import TensorHeader
-from djinn_lib_service.tensor_bytes import bytes_of, size_bytes, tensor_in
+from djinn_lib_service.tensor_bytes import bytes_of, size_bytes, storage_address_of, tensor_in
 
 __all__ = ("KeptBytes", "KeptMemory", "copy_to", "is_mapped", "map_private")
 
@@ -155,17 +155,13 @@ def map_private(descriptor: int, begin: int, length: int, *needed: object) -> ct
     return data
 
 
-def is_mapped(storage: torch.UntypedStorage) -> bool:
-    """Whether a storage lies in a part of a file that was mapped, so that it needs memory only where it was written.
-
-    Args:
-        storage: Not one that is copied before it is written: PyTorch copies it to give its address.
-    """
-    if not _mapped:
+def is_mapped(value: torch.Tensor) -> bool:
+    """Whether a value lies in a part of a file that was mapped, so that it needs memory only where it was written."""
+    if not _mapped or value.device.type != "cpu":
         return False
-    address = storage.data_ptr() if storage.device.type == "cpu" else 0
+    address = storage_address_of(value)
     begin = address - address % mmap.ALLOCATIONGRANULARITY
-    return begin in _mapped and address + storage.nbytes() <= begin + _mapped[begin]
+    return begin in _mapped and address + value.untyped_storage().nbytes() <= begin + _mapped[begin]
 
 
 def _unmap(address: int, length: int, _: tuple[object, ...]) -> None:

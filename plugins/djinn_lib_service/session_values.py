@@ -129,7 +129,7 @@ class SessionValues:
         if value is None:
             mapped = None if contents is None else contents.shared(handle)
             value = self._failures.attempt(lambda: self._put(tensor) if mapped is None else self.adopt(mapped))
-            if equal is not None and isinstance(value, torch.Tensor) and not is_mapped(value.untyped_storage()):
+            if equal is not None and isinstance(value, torch.Tensor) and not is_mapped(value):
                 value = equal.share(value)
         self._table.put(handle, value)
 

@@ -203,7 +203,7 @@ def _tensor(like: torch.Tensor, file: str, name: str, size: list[int], *, dtype:
         if list(found.shape) != list(size) or found.dtype is not dtype:
             raise RuntimeError(f"Tensor {name!r} is a {found.dtype} of size {list(found.shape)}, not a {dtype} of "
                                f"{list(size)}.")
-        if like.device.type == "cpu" and is_mapped(found.untyped_storage()):
+        if like.device.type == "cpu" and is_mapped(found):
             return found
         shared = _shared.setdefault((file, name), SharedValue())
         value = shared.value(like.device)

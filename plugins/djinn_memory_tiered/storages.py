@@ -201,7 +201,7 @@ class Places(ValueTable):
         # Evicting memory that others use would free none.
         unshare(value)
         storage = value.untyped_storage()
-        mapped_bytes = storage.nbytes() if is_mapped(storage) else 0
+        mapped_bytes = storage.nbytes() if is_mapped(value) else 0
         place = self._places[storage._cdata] = ManagedStorage(
             storage, storage.nbytes() - mapped_bytes, Role.UNKNOWN, self._clock(), mapped_bytes=mapped_bytes)
         self.held_bytes += place.size_bytes
@@ -229,9 +229,9 @@ class Places(ValueTable):
     def added_bytes(self, values: Iterable[Any]) -> int:
         """Return by how much `held_bytes` would grow if these values were put, too."""
         storages = [value.untyped_storage() for value in values
-                    if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+                    if isinstance(value, torch.Tensor) and value.layout is torch.strided and not is_mapped(value)]
         return sum({storage._cdata: storage.nbytes() for storage in storages
-                    if storage._cdata not in self._places and not is_mapped(storage)}.values())
+                    if storage._cdata not in self._places}.values())
 
     def clear(self) -> None:
         """Drop everything."""
