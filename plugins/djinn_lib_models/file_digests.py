@@ -1,26 +1,32 @@
 """Digests of files. They are remembered between processes, so that a file is digested again only after it has changed.
 
 A digest is remembered with the file's path and with what the system says of it: device, inode, size, and the times of
-the last write and of the last change. A program can set the time of the last write, but not that of the last change,
-which the system notes at each write, and whenever a file gets a name or another time. If one of these differs, the file
-is digested again. Where the times could stay the same although the file changes, nothing is remembered.
+the last write and of the last change. If one of these differs, the file is digested again. Where they could stay the
+same although the file changes, nothing is remembered. A file's name says nothing of its content, not even in the cache
+of Hugging Face's hub, where it once was the content's digest: a program may have written through a link to the file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import attrs
 import msgspec
 from djinn_lib_service.cache_files import cache_folder, write_whole
+from djinn_lib_service.file_identity import CHUNK_BYTES, COARSE_NS, FileIdentity, identity_of
 from msgspec import Meta
 
-__all__ = ("FileIdentity", "digest_of", "identified", "identity_in", "identity_of")
+if TYPE_CHECKING:
+    from djinn_lib_service.tensor_extents import TensorExtent
+
+__all__ = ("Digested", "digest_of", "digested", "part_digest")
 
 MAX_FILES = 1000
 """Most files that are remembered."""
@@ -29,22 +35,24 @@ MAX_BYTES = 2**20
 SETTLED_NS = 60 * 10**9
 """How long a file has to be unchanged before it is remembered.
 
-The system notes the time of a write no finer than its clock ticks. A write through a mapping it notes only if it has
-written the page to the disk since the last one, which takes about half a minute.
+A write through a mapping changes the file's times only if the system has written the page to the disk since the last
+one, which takes about half a minute.
 """
-COARSE_NS = 10**6
-"""Of a time that is a multiple of this, the file system does not keep the fractions that it would need."""
-_BLOB = re.compile(r"[0-9a-f]{64}")
 
 
-class FileIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """What the system says of a file; it differs if the file was replaced or written, but for `SETTLED_NS`."""
+@attrs.frozen
+class Digested:
+    """A file's digest.
 
-    device: int
-    inode: int
-    size_bytes: int
-    written_ns: int
-    changed_ns: int
+    Attributes:
+        identity: What the system said of the file before it was digested.
+        digest: SHA-256 of its content, in hexadecimal.
+        parts: If a later change need not show in the identity: digests of parts that were read together with the whole.
+    """
+
+    identity: FileIdentity
+    digest: str
+    parts: Mapping[str, bytes] | None = None
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
@@ -54,48 +62,78 @@ class _Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 def digest_of(file: Path) -> str:
-    """Return SHA-256 of a file's content, in hexadecimal. In the cache of Hugging Face's hub, it is the file's name.
+    """Return SHA-256 of a file's content, in hexadecimal.
 
     Raises:
         OSError: The file cannot be read.
     """
-    return identified(file)[1]
+    return digested(file, {}).digest
 
 
-def identified(file: Path) -> tuple[FileIdentity, str]:
-    """Return what the system said of a file before it was digested, and its digest as by `digest_of`.
+def digested(file: Path, extents: Mapping[str, TensorExtent]) -> Digested:
+    """Digest a file, or remember its digest.
+
+    Args:
+        file: The file.
+        extents: Parts of it, by name, which are digested, too, if a change of the file might not show.
 
     Raises:
         OSError: The file cannot be read.
     """
     with file.open("rb", buffering=0) as opened:
         identity = identity_of(opened.fileno())
-        if _BLOB.fullmatch(file.name) and file.parent.name == "blobs":
-            return identity, file.name
         known = _remembered().get(str(file))
         if known is not None and known.identity == identity:
-            return identity, known.digest
-        began_ns = time.time_ns()
+            return Digested(identity, known.digest)
+        is_reliable = _is_reliable(identity, time.time_ns())
+        if extents and not is_reliable:
+            return _digested_in_parts(opened, identity, extents)
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        if _is_reliable(identity, began_ns) and identity_of(opened.fileno()) == identity:
+        if is_reliable and identity_of(opened.fileno()) == identity:
             _remember(_Known(str(file), identity, digest))
-    return identity, digest
+    return Digested(identity, digest, None if is_reliable else {})
 
 
-def identity_of(descriptor: int) -> FileIdentity:
-    """Return what the system says of an open file."""
-    return identity_in(os.fstat(descriptor))
+def _digested_in_parts(file: FileIO, identity: FileIdentity, extents: Mapping[str, TensorExtent]) -> Digested:
+    """Digest a file and parts of it. Each byte is read once, so the digests are of the same bytes."""
+    whole, parts, position = hashlib.sha256(), dict[str, bytes](), 0
+    for name, extent in sorted(extents.items(), key=lambda each: each[1].begin):
+        part = part_digest()
+        _read(file, extent.begin - position, whole)
+        _read(file, extent.end - extent.begin, whole, part)
+        parts[name], position = part.digest(), extent.end
+    _read(file, identity.size_bytes - position, whole)
+    return Digested(identity, whole.hexdigest(), parts)
 
 
-def identity_in(status: os.stat_result) -> FileIdentity:
-    """Return the part of a file's status that changes with the file."""
-    return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+def _read(file: FileIO, count: int, *digests: hashlib._Hash) -> None:
+    while count > 0 and (chunk := file.read(min(count, CHUNK_BYTES))):
+        count -= len(chunk)
+        for digest in digests:
+            digest.update(chunk)
+
+
+def part_digest() -> hashlib._Hash:
+    """Return what digests a part of a file."""
+    return hashlib.blake2b(digest_size=32)
 
 
 def _is_reliable(identity: FileIdentity, now_ns: int) -> bool:
     """Whether any later change will change the file's times."""
     latest_ns = max(identity.written_ns, identity.changed_ns)
-    return bool(identity.changed_ns % COARSE_NS) and latest_ns + SETTLED_NS <= now_ns
+    return bool(identity.changed_ns % COARSE_NS) and latest_ns + SETTLED_NS <= now_ns and (
+        not _is_in_memory(identity.device))
+
+
+def _is_in_memory(device: int) -> bool:
+    """Whether a file system keeps its files in memory: writes through mappings never change their times there."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    number = f"{os.major(device)}:{os.minor(device)}"
+    return any(mount.split(" ", 3)[2] == number and mount.partition(" - ")[2].startswith(("tmpfs ", "ramfs "))
+               for mount in mounts)
 
 
 def _path() -> Path:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import attrs
 import torch
+from djinn_lib_service.file_identity import FileIdentity, identity_of
 from djinn_lib_service.tensor_bytes import buffer_of
 from djinn_lib_service.tensor_extents import TensorExtent
 from djinn_lib_service.tensor_files import describe
 
 from djinn.wire.tensors import DTYPE_NAMES, dtype_named
 from djinn_lib_models import noted_files
-from djinn_lib_models.file_digests import FileIdentity, identity_of
+from djinn_lib_models.file_digests import Digested, part_digest
 
 __all__ = ("FileTensor", "described", "file_tensors", "is_equal")
 
@@ -83,12 +84,12 @@ def file_tensors(tensor: torch.Tensor) -> Sequence[FileTensor]:
     return [each for each in found if Path(each.path).exists()][:MAX_COMPARED]
 
 
-def is_equal(file_tensor: FileTensor, identity: FileIdentity, tensor: torch.Tensor) -> bool:
-    """Whether all bytes of a tensor are those of a file, in the tensor's dtype, and the file is still as identified.
+def is_equal(file_tensor: FileTensor, state: Digested, tensor: torch.Tensor) -> bool:
+    """Whether all bytes of a tensor are those of a file, in the tensor's dtype, and as they were when it was digested.
 
     The file is read in pieces, because a mapping of a file that becomes shorter ends the process.
     """
-    extent, position, wanted = file_tensor.extent, 0, buffer_of(tensor)
+    extent, position, wanted, digest = file_tensor.extent, 0, buffer_of(tensor), part_digest()
     source = dtype_named(extent.dtype)
     target = source if source is torch.uint8 else tensor.dtype
     try:
@@ -97,12 +98,15 @@ def is_equal(file_tensor: FileTensor, identity: FileIdentity, tensor: torch.Tens
                 piece = bytearray(min(CHUNK_ELEMENTS * source.itemsize, extent.end - begin))
                 if os.preadv(file.fileno(), [piece], begin) != len(piece):
                     return False
+                if state.parts is not None:
+                    digest.update(piece)
                 piece = _converted(piece, source, target)
                 # Of two buffers, only a bytearray compares memory at once.
                 if piece != wanted[position:position + len(piece)]:
                     return False
                 position += len(piece)
-            return identity_of(file.fileno()) == identity
+            return identity_of(file.fileno()) == state.identity and (
+                state.parts is None or state.parts.get(file_tensor.name) == digest.digest())
     except OSError:
         return False
 

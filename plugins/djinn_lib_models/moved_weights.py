@@ -2,7 +2,8 @@
 
 The server is asked as by `djinn_lib_models.models.load_file`: once for its models, and once for each file, by digest.
 If the session places tensors itself, all of its servers are asked, and must have the file.
-The file must be the same while it is digested and while the tensor is compared with it. A file that the server lacks
+The file must be the same while it is digested and while the tensor is compared with it; if a change might not show, the
+tensor must have the digest that it had when the file was digested. A file that the server lacks
 and would keep is sent as a whole if a module with most of it moves.
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
@@ -20,10 +20,11 @@ from weakref import WeakKeyDictionary
 
 import attrs
 import torch
+from djinn_lib_service.file_identity import identity_in
 from djinn_lib_service.recently_used import RecentlyUsed
 
 from djinn_lib_models import models
-from djinn_lib_models.file_digests import COARSE_NS, FileIdentity, identified, identity_in
+from djinn_lib_models.file_digests import Digested, digested
 from djinn_lib_models.file_tensors import FileTensor, described, file_tensors, is_equal
 from djinn_lib_models.noted_files import MAX_FILES
 
@@ -35,10 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ("stored",)
 
-TICK_NS = 50 * 10**6
-"""A file has to be unchanged for longer than a tick of the system's clock: a later change then has another time."""
-COARSE_TICK_NS = 3 * 10**9
-"""The same for file systems that keep whole seconds."""
 MOST = 0.4
 """Of a file, what moves with a module for the file to be kept; a module that was converted to halves has half of it."""
 _APPLY = torch.nn.Module._apply.__code__
@@ -62,18 +59,9 @@ class _Store:
     decided: set[str] = attrs.field(factory=set)
 
 
-@attrs.frozen
-class _Digested:
-    """What a file has, and its digest, as long as it has this identity."""
-
-    identity: FileIdentity
-    digest: str
-    extents: Mapping[str, TensorExtent]
-
-
 _stores: WeakKeyDictionary[Session, dict[tuple[torch.device, tuple[str, ...]], _Store]] = WeakKeyDictionary()
 """By device, and by the addresses of the servers that there are."""
-_digested: RecentlyUsed[str, _Digested] = RecentlyUsed(MAX_FILES)
+_digested: RecentlyUsed[str, tuple[Digested, Mapping[str, TensorExtent]]] = RecentlyUsed(MAX_FILES)
 _digesting = threading.Lock()
 
 
@@ -103,7 +91,7 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device) -> torc
 
 def _known(
     session: Session, found: FileTensor, device: torch.device, *, may_send: bool
-) -> tuple[FileIdentity, StoredTensor] | None:
+) -> tuple[Digested, StoredTensor] | None:
     """Return what the server says of a file's tensor, and which state of the file that is about.
 
     Args:
@@ -119,22 +107,23 @@ def _known(
         if size_bytes not in store.sizes and size_bytes > store.keeps_bytes:
             return None
         with _digesting:
-            digested = _digest(file)
+            known = _digest(file)
     except OSError:
         return None
-    if digested is None or digested.extents.get(found.name) != found.extent:
+    if known is None or known[1].get(found.name) != found.extent:
         return None
-    tensors = store.files.get(digested.digest)
+    state, digest = known[0], known[0].digest
+    tensors = store.files.get(digest)
     if tensors is None:
-        tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
+        tensors = store.files[digest] = _tensors_there(digest, device)
         _log.info("%s: the server %s this file", file.name, "has" if tensors else "lacks")
-    if may_send and not tensors and digested.digest not in store.decided:
-        store.decided.add(digested.digest)
+    if may_send and not tensors and digest not in store.decided:
+        store.decided.add(digest)
         if size_bytes <= store.keeps_bytes and MOST * size_bytes <= _moving_bytes() and (
-                models.sent_whole(file, digested.digest, device)):
-            tensors = store.files[digested.digest] = _tensors_there(digested.digest, device)
+                models.sent_whole(file, digest, device)):
+            tensors = store.files[digest] = _tensors_there(digest, device)
     tensor = tensors.get(found.name)
-    return None if tensor is None else (digested.identity, tensor)
+    return None if tensor is None else (state, tensor)
 
 
 def _tensors_there(digest: str, device: torch.device) -> dict[str, StoredTensor]:
@@ -163,30 +152,20 @@ def _store(session: Session, device: torch.device) -> _Store:
     return stores[key]
 
 
-def _digest(file: Path) -> _Digested | None:
-    """Digest a file, if a later change of it will be noticed.
+def _digest(file: Path) -> tuple[Digested, Mapping[str, TensorExtent]] | None:
+    """Digest a file, and say where its tensors are; ``None`` if it has changed meanwhile.
 
     Raises:
         OSError: The file cannot be read.
     """
-    identity = identity_in(file.stat())
     known = _digested.get(str(file))
-    if known is not None and known.identity == identity:
+    if known is not None and known[0].identity == identity_in(file.stat()):
         return known
-    if not _is_settled(identity, time.time_ns()):
-        time.sleep(TICK_NS / 10**9)
-    began_ns = time.time_ns()
-    if not _is_settled(identity, began_ns):
-        return None
-    identity, digest = identified(file)
     content = described(str(file))
-    if content is None or content[0] != identity or not _is_settled(identity, began_ns):
+    if content is None:
+        return None
+    found = digested(file, content[1])
+    if found.identity != content[0]:
         return None
     _digested.pop(str(file), None)
-    return _digested.use(str(file), lambda: _Digested(identity, digest, content[1]))
-
-
-def _is_settled(identity: FileIdentity, now_ns: int) -> bool:
-    """Whether any later change will change the file's identity."""
-    tick_ns = TICK_NS if identity.changed_ns % COARSE_NS else COARSE_TICK_NS
-    return identity.changed_ns + tick_ns <= now_ns
+    return _digested.use(str(file), lambda: (found, content[1]))

@@ -15,6 +15,7 @@ import attrs
 import torch
 from djinn_lib_server.kinds.store import ModelStore, SupportsKeeping, TensorExtent
 from djinn_lib_server.tenants import Tenant
+from djinn_lib_service.file_identity import FileIdentity, identity_of, sha256_of
 from djinn_lib_service.kept_memory import map_private
 from djinn_lib_service.stored_models import KeepReply, StoreAnswer, StoredFile, StoredModel, StoredTensor
 from djinn_lib_service.tensor_bytes import buffer_of
@@ -110,18 +111,19 @@ def _kept(request: FromStore, keeper: SupportsKeeping | None, tenant: str) -> Ke
                           request.piece or b"")
 
 
-@attrs.frozen
+@attrs.define
 class _Opened:
-    """A file that the gateway has opened; it is closed once nothing refers to this object."""
+    """A file that the gateway has opened.
+
+    Attributes:
+        descriptor: Its descriptor.
+        identity: What the system said of it when its content was that of its digest.
+        tensors: Where its tensors are.
+    """
 
     descriptor: int
-    stamp: tuple[int, int]
+    identity: FileIdentity
     tensors: Mapping[str, TensorExtent]
-
-
-def _stamp(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
 
 
 class WorkerModels:
@@ -173,7 +175,7 @@ class WorkerModels:
             opened = self._file(digest)
         except RuntimeError as error:
             return StoreAnswer(problem=str(error), keeps_bytes=reply.keeps_bytes)
-        found = model or StoredModel(digest, files=(StoredFile(digest, opened.stamp[0], digest),))
+        found = model or StoredModel(digest, files=(StoredFile(digest, opened.identity.size_bytes, digest),))
         return StoreAnswer((found,), tuple(StoredTensor(name, digest, extent.dtype, extent.size)
                                            for name, extent in opened.tensors.items()))
 
@@ -203,7 +205,11 @@ class WorkerModels:
             opened = self._files.get(digest)
             if opened is None:
                 opened = self._files[digest] = self._open(digest)
-            if _stamp(opened.descriptor) != opened.stamp:
+            identity = identity_of(opened.descriptor)
+            if identity != opened.identity and sha256_of(opened.descriptor) == digest:
+                # It has lost its name to another file, for example.
+                opened.identity = identity
+            if identity != opened.identity:
                 # Its mappings stay valid: they do not need the descriptor.
                 os.close(self._files.pop(digest).descriptor)
                 raise RuntimeError(f"The file with the digest {digest[:64]} was changed.")
@@ -216,7 +222,7 @@ class WorkerModels:
         if descriptor is None:
             raise RuntimeError(reply.problem or "The gateway opens no file.")
         try:
-            return _Opened(descriptor, _stamp(descriptor), self._describe(descriptor))
+            return _Opened(descriptor, identity_of(descriptor), self._describe(descriptor))
         except ValueError as error:
             os.close(descriptor)
             raise RuntimeError(f"The file with the digest {digest[:64]} is damaged: {error}.") from None

@@ -21,6 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import attrs
+from djinn_lib_service.file_identity import FileIdentity, identity_in, identity_of, sha256_of
 from djinn_lib_service.stored_models import KeepReply
 from djinn_lib_service.tensor_files import describe
 
@@ -35,14 +36,8 @@ GONE_S = 600.0
 WAIT_S = 0.25
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("djinn.server")
-_Identity = tuple[int, int, int, int]
 _Loser = tuple[float, int, Path]
 """When a file was used, its size and its path."""
-
-
-def _identity(file: int | Path) -> _Identity:
-    status = file.stat() if isinstance(file, Path) else os.fstat(file)
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 @attrs.define(eq=False)
@@ -88,7 +83,7 @@ class KeptFiles:
     def __init__(self, folder: Path, limit_bytes: int) -> None:
         self._folder = folder / FOLDER
         self._limit_bytes = limit_bytes
-        self._known: dict[Path, _Identity] = {}
+        self._known: dict[Path, FileIdentity] = {}
         """Files whose content was digested."""
         self._arriving: dict[Path, _Arriving] = {}
         self._lock = threading.Lock()
@@ -108,9 +103,9 @@ class KeptFiles:
         except (OSError, ValueError):
             raise LookupError(f"No file with the digest {digest[:64]} is stored.") from None
         with self._lock:
-            identity = _identity(descriptor)
+            identity = identity_of(descriptor)
             if self._known.get(path) != identity:
-                if _digest_of(descriptor) != digest:
+                if sha256_of(descriptor) != digest:
                     os.close(descriptor)
                     self._known.pop(path, None)
                     _log.warning("the kept file %s is not served: it was changed", path.name)
@@ -137,7 +132,7 @@ class KeptFiles:
                 return KeepReply(problem=f"The file cannot be kept: {error.strerror}.")
 
     def _received(self, path: Path, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:
-        if path.exists() and self._known.get(path) == _identity(path):
+        if path.exists() and self._known.get(path) == identity_in(path.stat()):
             return KeepReply(size_bytes, is_stored=True)
         arriving = self._arriving.get(path) or self._begun(path, size_bytes, writer)
         if arriving is None:
@@ -187,7 +182,7 @@ class KeptFiles:
             return KeepReply(problem=f"The file cannot be kept: {error}.")
         os.fsync(arriving.descriptor)
         arriving.path.replace(path)
-        self._known[path] = _identity(arriving.descriptor)
+        self._known[path] = identity_of(arriving.descriptor)
         path.with_suffix(".used").touch(0o600)
         self._drop(path)
         _log.info("the file %s of %d bytes is kept", path.stem, arriving.size_bytes)
@@ -289,11 +284,3 @@ def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view):]
-
-
-def _digest_of(descriptor: int) -> str:
-    content, position = hashlib.sha256(), 0
-    while chunk := os.pread(descriptor, 2**23, position):
-        content.update(chunk)
-        position += len(chunk)
-    return content.hexdigest()

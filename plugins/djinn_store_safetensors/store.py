@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import attrs
 import torch
 from djinn_lib_server.kinds.store import StoreSample, TensorExtent
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.file_identity import TICK_NS, FileIdentity, identity_of, is_settled, sha256_of
 from djinn_lib_service.stored_models import StoredFile, StoredModel
 from djinn_lib_service.tensor_files import describe
 
@@ -24,32 +25,24 @@ from djinn_store_safetensors.kept_files import KeptFiles
 
 __all__ = ("SafetensorsStore", "SafetensorsStores")
 
-CHUNK_BYTES = 2**23
 _log = logging.getLogger("djinn.server")
 
 
 @attrs.frozen
-class _Identity:
-    """Differs if a file was replaced or changed. A program can restore the time of modification, but not this one."""
-
-    device: int
-    inode: int
-    size_bytes: int
-    changed_ns: int
-
-    @classmethod
-    def of(cls, descriptor: int) -> _Identity:
-        status = os.fstat(descriptor)
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
-
-
-@attrs.frozen
 class _Known:
-    """A file that was looked at: the digest of its content, or the fault in it."""
+    """A file that was looked at: the digest of its content, or the fault in it.
 
-    identity: _Identity
+    Attributes:
+        identity: What the system said of it before.
+        digest: Its digest; empty if there is a fault.
+        problem: The fault.
+        is_settled: Whether a later change shows in the identity.
+    """
+
+    identity: FileIdentity
     digest: str = ""
     problem: str = ""
+    is_settled: bool = True
 
 
 class SafetensorsStore:
@@ -95,7 +88,7 @@ class SafetensorsStore:
             descriptor = _opened(path)
         except OSError as error:
             raise LookupError(f"{path.name} cannot be opened: {error.strerror}.") from None
-        if _Identity.of(descriptor) != known.identity:
+        if identity_of(descriptor) != known.identity:
             os.close(descriptor)
             raise LookupError(f"{path.name} has changed since it was listed.")
         return descriptor
@@ -130,9 +123,9 @@ class SafetensorsStore:
     def _looked_at(self, path: Path) -> _Known:
         descriptor = _opened(path)
         try:
-            identity = _Identity.of(descriptor)
+            identity = identity_of(descriptor)
             known = self._known.get(path)
-            if known is None or known.identity != identity:
+            if known is None or known.identity != identity or not known.is_settled:
                 known = self._known[path] = _look(descriptor, identity)
             return known
         finally:
@@ -148,18 +141,18 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
-def _look(descriptor: int, identity: _Identity) -> _Known:
+def _look(descriptor: int, identity: FileIdentity) -> _Known:
+    if not is_settled(identity, time.time_ns()):
+        time.sleep(TICK_NS / 10**9)
+    begun_ns = time.time_ns()
     try:
         describe(descriptor)
     except ValueError as error:
         return _Known(identity, problem=str(error))
-    digest, position = hashlib.sha256(), 0
-    while chunk := os.pread(descriptor, CHUNK_BYTES, position):
-        digest.update(chunk)
-        position += len(chunk)
-    if _Identity.of(descriptor) != identity:
+    digest = sha256_of(descriptor)
+    if identity_of(descriptor) != identity:
         return _Known(identity, problem="it changed while it was read")
-    return _Known(identity, digest.hexdigest())
+    return _Known(identity, digest, is_settled=is_settled(identity, begun_ns))
 
 
 class SafetensorsStores:

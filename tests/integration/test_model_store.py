@@ -137,6 +137,23 @@ def test_damaged_changed_and_renamed_files_are_refused_by_name_and_harm_no_other
     assert "leaves the folder" in problem("outside")
 
 
+def test_a_worker_notices_that_an_open_file_has_another_content_although_its_size_and_time_stay(
+    served: Any, store: Path
+) -> None:
+    file = store / "whole" / "model.safetensors"
+    like, tensors = torch.empty(0, device=DEVICE), {tensor.name: tensor for tensor in tensors_of("whole").tensors}
+    shutil.copy(file, store / "copy")
+    (store / "copy").replace(file)
+    assert torch.equal(made(like, tensors["mapped"]).cpu(), WEIGHTS["mapped"]), "the open file has its content still"
+    like, tensors = torch.empty(0, device=DEVICE), {tensor.name: tensor for tensor in tensors_of("plain").tensors}
+    file, status = store / "plain.safetensors", (store / "plain.safetensors").stat()
+    file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(RuntimeError, match="was changed"):
+        made(like, tensors["x"]).cpu()
+    assert djinn.models.load("plain")["x"].cpu()[:4].tolist() == [1.0] * 4
+
+
 def test_a_file_that_the_server_has_is_not_sent(served: Any, tmp_path: Path) -> None:
     mine = tmp_path / "mine.safetensors"
     save_file(WEIGHTS, mine)

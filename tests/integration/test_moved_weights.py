@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +105,47 @@ def test_what_was_read_and_is_moved_is_not_sent(session: Any, files: tuple[Path,
     moved["layer0.weight"].zero_()
     assert torch.equal(local["layer0.weight"], WEIGHTS["layer0.weight"])
     assert torch.equal(local["layer0.weight"].to(DEVICE).cpu(), WEIGHTS["layer0.weight"])
+
+
+def in_hub(folder: Path) -> Path:
+    """A file as Hugging Face's hub keeps it: named by the digest that it once had, behind a link."""
+    blob = folder / "blobs" / hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    blob.parent.mkdir()
+    (folder / "model.safetensors").rename(blob)
+    link = folder / "snapshots" / "revision" / "model.safetensors"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(Path("../..", "blobs", blob.name))
+    return link
+
+
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["written", "mapped"])
+@pytest.mark.parametrize("place", ["folder", "hub", "memory"])
+def test_a_file_that_was_edited_in_place_is_not_taken_for_the_servers(
+    session: Any, files: tuple[Path, Path], tmp_path: Path, place: str, is_mapped: bool
+) -> None:
+    memory = Path("/dev/shm")  # a file system in memory
+    if place == "memory" and not memory.is_dir():
+        pytest.skip("no file system in memory")
+    with tempfile.TemporaryDirectory(dir=memory if place == "memory" else tmp_path) as made:
+        path = Path(shutil.copy(files[1] / "model.safetensors", made))
+        path = in_hub(path.parent) if place == "hub" else path
+        times, size = path.stat(), path.stat().st_size
+        edited = {**WEIGHTS, "layer3.weight": WEIGHTS["layer3.weight"].clone()}
+        edited["layer3.weight"][10, 10] += 1
+        safetensors.save_file(edited, tmp_path / "edited")
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as mapping:
+            # The system notes the first write to a page only, until it has written that to the disk.
+            mapping[:] = mapping[:]
+            for expected in (WEIGHTS, edited):
+                before = sent_bytes()
+                for loaded in (djinn.models.load_file(path), safetensors.load_file(path)):
+                    assert torch.equal(loaded["layer3.weight"].to(DEVICE).cpu(), expected["layer3.weight"])
+                assert (sent_bytes() - before < LITTLE_BYTES) == (expected is WEIGHTS)
+                if is_mapped:
+                    mapping[:] = (tmp_path / "edited").read_bytes()
+                else:
+                    path.write_bytes((tmp_path / "edited").read_bytes())
+                    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def test_dtypes_are_converted_on_the_server_before_or_after_the_move(session: Any, files: tuple[Path, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from djinn_lib_models import file_digests
 from djinn_lib_models.file_digests import SETTLED_NS, digest_of
+from djinn_lib_service.file_identity import FileIdentity
 
 CONTENT = b"weights" * 1000
 REMEMBERED = Path("djinn", "digests.json")
@@ -112,9 +114,9 @@ def test_where_the_file_system_keeps_whole_seconds_nothing_is_remembered(
     file: Path, caches: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = file_digests.identity_of
-    monkeypatch.setattr(file_digests, "identity_of", lambda descriptor: file_digests.FileIdentity(
+    monkeypatch.setattr(file_digests, "identity_of", lambda descriptor: FileIdentity(
         *(10**9 if name == "changed_ns" else getattr(of(descriptor), name)
-          for name in file_digests.FileIdentity.__struct_fields__)))
+          for name in FileIdentity.__struct_fields__)))
     assert digest_of(file) == sha256(CONTENT)
     assert not caches.exists()
 
@@ -157,10 +159,20 @@ def test_the_latest_files_are_remembered(file: Path, digested: list[str], monkey
     assert len(digested) == 4
 
 
-def test_a_file_of_the_hub_is_named_by_its_digest(tmp_path: Path, digested: list[str]) -> None:
-    name = sha256(CONTENT)
-    blob = tmp_path / "blobs" / name
+def test_the_name_of_a_file_says_nothing_of_its_content(tmp_path: Path) -> None:
+    blob = tmp_path / "blobs" / sha256(CONTENT)
     blob.parent.mkdir()
-    blob.write_bytes(b"not looked at")
-    assert digest_of(blob) == name
-    assert not digested
+    blob.write_bytes(b"edited")
+    assert digest_of(blob) == sha256(b"edited")
+
+
+@pytest.mark.usefixtures("later")
+def test_in_a_file_system_in_memory_nothing_is_remembered(caches: Path) -> None:
+    memory = Path("/dev/shm")  # a file system in memory
+    if not memory.is_dir():
+        pytest.skip("no file system in memory")
+    with tempfile.TemporaryDirectory(dir=memory) as made:
+        file = Path(made, "file")
+        file.write_bytes(CONTENT)
+        assert digest_of(file) == sha256(CONTENT)
+    assert not caches.exists()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from djinn_lib_models import file_tensors as finding
 from djinn_lib_models import noted_files
-from djinn_lib_models.file_digests import identity_in
+from djinn_lib_models.file_digests import Digested
 from djinn_lib_models.file_tensors import file_tensors, is_equal
+from djinn_lib_service.file_identity import identity_in
 from safetensors.torch import save_file
 
 WEIGHT = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
@@ -47,20 +48,20 @@ def test_a_tensor_is_found_by_its_content(path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 500, 30_000, 59_999])
 def test_one_other_element_makes_it_another_tensor(path: Path, place: int) -> None:
-    identity = identity_in(path.stat())
-    assert all(is_equal(found, identity, WEIGHT) for found in file_tensors(WEIGHT))
+    state = Digested(identity_in(path.stat()), "")
+    assert all(is_equal(found, state, WEIGHT) for found in file_tensors(WEIGHT))
     found = [each for each in file_tensors(WEIGHT) if each.name == "first"]
-    assert not is_equal(found[0], identity, changed(place))
-    assert not is_equal(found[0], identity, changed(place).half())
+    assert not is_equal(found[0], state, changed(place))
+    assert not is_equal(found[0], state, changed(place).half())
 
 
 def test_a_file_with_another_identity_is_not_equal(path: Path) -> None:
-    identity, (found, *_) = identity_in(path.stat()), file_tensors(WEIGHT)
-    assert is_equal(found, identity, WEIGHT)
+    state, (found, *_) = Digested(identity_in(path.stat()), ""), file_tensors(WEIGHT)
+    assert is_equal(found, state, WEIGHT)
     path.chmod(0o600 if path.stat().st_mode & 0o77 else 0o644)
-    assert not is_equal(found, identity, WEIGHT), "its status has changed, so its content may have, too"
+    assert not is_equal(found, state, WEIGHT), "its status has changed, so its content may have, too"
     os.truncate(path, 100_000)
-    assert not is_equal(found, identity_in(path.stat()), WEIGHT)
+    assert not is_equal(found, Digested(identity_in(path.stat()), ""), WEIGHT)
 
 
 def test_the_file_that_was_read_last_is_the_first_and_a_file_that_was_replaced_is_read_again(
