@@ -7,6 +7,7 @@ machine: it identifies storages, which is needed for saving models, and cannot b
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, Self
@@ -96,11 +97,14 @@ class RemoteStorage(torch.UntypedStorage):
 
     def cpu(self) -> torch.UntypedStorage:
         """Download the bytes."""
+        return self.whole().materialize().untyped_storage()
+
+    def whole(self) -> LazyTensor:
+        """Return a tensor that is all of the storage, in the order of its bytes."""
         spec = self.tensor._value.spec
         is_all = spec.size_bytes == self.nbytes() and is_dense(tuple(spec.size), spec.stride)
         # The tensor itself, if it is all of the storage: it may be at home already.
-        whole = self.tensor if is_all and not spec.dtype.is_complex else self.elements(torch.uint8)
-        return whole.materialize().untyped_storage()
+        return self.tensor if is_all and not spec.dtype.is_complex else self.elements(torch.uint8)
 
     def clone(self) -> Self:
         """Copy the bytes, on the device."""
@@ -261,14 +265,41 @@ def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
+def uploaded(storage: torch.UntypedStorage, device: torch.device) -> RemoteStorage:
+    """Upload a storage."""
+    return RemoteStorage.of(runtime.current().upload(_bytes_of(storage), device))
+
+
+def brought_home(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
+    """Download tensors at once, with what they share of storages and their need for gradients."""
+    storages: dict[int, RemoteStorage] = {}
+    for tensor in tensors:
+        held = RemoteStorage.of(tensor)
+        known = storages.setdefault(tensor._value.slot.storage, held)
+        if held.nbytes() > known.nbytes():
+            storages[tensor._value.slot.storage] = held
+    fetched = runtime.current().materialize([storage.whole() for storage in storages.values()])
+    local = dict(zip(storages, (bytes_.untyped_storage() for bytes_ in fetched), strict=True))
+    made = []
+    for tensor in tensors:
+        spec = tensor._value.spec
+        alike = torch.empty(0, dtype=spec.dtype).set_(
+            local[tensor._value.slot.storage], spec.storage_offset, spec.size, spec.stride)
+        made.append(alike.requires_grad_(tensor.requires_grad))
+    return made
+
+
 def _load(storage: Any, location: str) -> Any:
-    """Move a storage that ``torch.load`` has read to the device, if that is its target."""
+    """Move a storage that ``torch.load`` or ``torch.package`` has read to the device, if that is its target."""
     device = devices.logical_device()
     if location.partition(":")[0] != device.type:
         return None
     if location not in (device.type, str(device)):
         raise RuntimeError(f"Attempting to deserialize object on {location}, but there is 1 remote accelerator, "
                            f"{device}. Use torch.load with map_location to map your storages to an existing device.")
+    if isinstance(storage, torch.storage.TypedStorage):
+        return torch.storage.TypedStorage(
+            wrap_storage=_load(storage._untyped_storage, location), dtype=storage.dtype, _internal=True)
     if getattr(storage, "_torch_load_uninitialized", False):
         return RemoteStorage.of(torch.empty(storage.nbytes(), dtype=torch.uint8, device=device))  # type: ignore[arg-type]  # lazy, on this device
     stored: Any = stored_storages.find(storage)
