@@ -18,6 +18,7 @@ from typing import Any, Self
 
 import torch
 from djinn_lib_service.device_report import device_of
+from djinn_lib_service.once import once, registering
 
 from djinn.ir.spec import tensors_in
 from djinn.session import runtime
@@ -78,25 +79,20 @@ _UNSAFE = (
     "In this case, combine the two layers using torch.nn.functional.binary_cross_entropy_with_logits\n"
     "or torch.nn.BCEWithLogitsLoss.  binary_cross_entropy_with_logits and BCEWithLogits are\nsafe to autocast."
 )
-_libraries: list[torch.library.Library] = []
 _key = getattr(torch._C.DispatchKey, _KEY)
 _keys, _below = torch._C.DispatchKeySet(_key), torch._C._dispatch_keyset_full_after(_key)
 
 
+@once
 def register() -> None:
     """Register the kernels, once per process."""
-    if _libraries:
-        return
-    catch_all = torch.library.Library("_", "IMPL")
-    catch_all.fallback(torch.library.fallthrough_kernel, _KEY)
-    aten = torch.library.Library("aten", "IMPL")
-    _libraries.extend((catch_all, aten))
     policies: dict[str, dict[str, str]] = {}
     for kind, lists in LISTS.items():
         for policy, names in lists.items():
             for name in names.split():
                 policies.setdefault(name, {})[kind] = policy
-    with warnings.catch_warnings():
+    with registering("_", "IMPL") as catch_all, registering("aten", "IMPL") as aten, warnings.catch_warnings():
+        catch_all.fallback(torch.library.fallthrough_kernel, _KEY)
         # PyTorch warns if a composite gets its own kernel, which is intended here.
         warnings.simplefilter("ignore")
         for name, by_kind in policies.items():

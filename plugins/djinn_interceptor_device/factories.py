@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from djinn_lib_service.once import registering
 from djinn_lib_sparse import kernels
 from djinn_lib_trace.intercepts import INTERCEPTS
 
@@ -16,9 +17,6 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import attention, pinning
 from djinn_interceptor_device import in_place_move as adoption
-
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 
 DIRECT = (
     "arange", "arange.start", "arange.start_step", "bartlett_window", "bartlett_window.periodic", "blackman_window",
@@ -49,10 +47,8 @@ _BY_VALUE = frozenset("arange full range".split())
 
 def register() -> None:
     """Register the kernels. Called once per process."""
-    catch_all = torch.library.Library("_", "IMPL")
-    catch_all.fallback(_dispatch, "PrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
+    with registering("_", "IMPL") as catch_all, registering("aten", "IMPL") as aten, warnings.catch_warnings():
+        catch_all.fallback(_dispatch, "PrivateUse1")
         # PyTorch warns if a composite gets its own kernel, which is intended here.
         warnings.simplefilter("ignore")
         for name in (*DIRECT, *WHOLE):
@@ -63,7 +59,7 @@ def register() -> None:
         aten.impl("scaled_dot_product_attention", attention.kernel, "AutogradPrivateUse1")
         pinning.register(aten)
         adoption.register(aten, _kernel, _operator)
-    _libraries.extend((catch_all, aten, *kernels.register()))
+    kernels.register()
 
 
 @cache

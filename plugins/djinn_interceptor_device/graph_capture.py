@@ -9,7 +9,10 @@ dispatches but does not consist of other tensors, so its own table of types gets
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +39,25 @@ def let_dynamo_capture() -> None:
     builder.infer_subclass_type = lambda value: None if type(value) is LazyTensor else infer(value)
     for traces_numpy in (False, True):
         builder.VariableBuilder._type_dispatch_impl(traces_numpy)[LazyTensor] = _wrap
+    registry.register_backend = _registering(registry.register_backend)
     # An ordinary tensor beside a remote one is uploaded, which Dynamo would refuse.
     torch._functorch.config.fake_tensor_prefer_device_type = torch._C._get_privateuse1_backend_name()
     ours: Any = LazyTensor
     ours.__coerce_same_metadata_as_tangent__ = _as_tangent
+
+
+def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
+    """Let several threads be the first to look up a backend of an entry point: each registers it, PyTorch takes one."""
+    lock = threading.Lock()
+
+    @functools.wraps(register)
+    def register_once(compiler_fn: Any = None, name: str | None = None, tags: Sequence[str] = ()) -> Any:
+        with lock:
+            if compiler_fn is not None and registry._COMPILER_FNS.get(name or "") is compiler_fn:
+                return compiler_fn
+            return register(compiler_fn, name, tags)
+
+    return register_once
 
 
 def _wrap(self: builder.VariableBuilder, value: LazyTensor) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
-import torch
+from djinn_lib_service.once import once, registering
 
 from djinn.errors import UnsupportedTensorError
 
@@ -14,18 +14,15 @@ _ACCESSORS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "val
 _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1")
 
 
-@functools.cache
-def refuse() -> list[torch.library.Library]:
-    """Register the kernels that refuse, which takes milliseconds; they stay as long as the returned libraries."""
-    libraries = []
+@once
+def refuse() -> None:
+    """Register the kernels that refuse, which takes milliseconds."""
     for key in _KEYS:
-        library = torch.library.Library("_", "IMPL")
-        library.fallback(_refuse, key)
-        libraries.append(library)
-    compressed = torch.library.Library("aten", "IMPL")
-    for name in _ACCESSORS:
-        compressed.impl(name, functools.partial(_refuse, name), "SparseCsrPrivateUse1")
-    return [*libraries, compressed]
+        with registering("_", "IMPL") as library:
+            library.fallback(_refuse, key)
+    with registering("aten", "IMPL") as compressed:
+        for name in _ACCESSORS:
+            compressed.impl(name, functools.partial(_refuse, name), "SparseCsrPrivateUse1")
 
 
 def _refuse(operator: Any, *args: Any, **kwargs: Any) -> NoReturn:

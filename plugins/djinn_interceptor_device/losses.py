@@ -7,10 +7,10 @@ Each consists of ordinary operators, which are recorded instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
+from djinn_lib_service.once import once
 from torch._library.custom_ops import CustomOpDef
 
 from djinn.record.tensor import LazyTensor
@@ -25,7 +25,7 @@ def linear_cross_entropy(function: Callable[..., Any], args: tuple[Any, ...], kw
         return function(*args, **kwargs)
 
 
-@cache
+@once
 def _record_parts() -> None:
     from torch.nn.modules import linear_cross_entropy as module
 

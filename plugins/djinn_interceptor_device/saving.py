@@ -13,6 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, Self
 
 import torch
+from djinn_lib_service.once import once
 
 from djinn.errors import UnsupportedTensorError
 from djinn.record import devices
@@ -28,7 +29,6 @@ _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
 _OWN_ATTRIBUTES = ("_value", "_is_param", storage_references.MARK, "__tensor_flatten__", "__tensor_unflatten__")
 _PROTOCOL = 4
-_is_registered = False
 _KEPT = frozenset("is_cuda is_hpu is_shared is_sparse is_sparse_csr _fix_weakref".split())
 
 
@@ -310,13 +310,11 @@ def _tag(storage: Any) -> str | None:
     return "cpu" if isinstance(storage, RemoteStorage) else None
 
 
+@once
 def register() -> None:
     """Let ``torch.save`` write the same as for CPU tensors, ``torch.load`` map to the device, processes get copies."""
-    global _is_registered
-    if not _is_registered:
-        _is_registered = True
-        torch.serialization.register_package(_PRIORITY, _tag, _load)
-        ForkingPickler.register(LazyTensor, _for_process)
+    torch.serialization.register_package(_PRIORITY, _tag, _load)
+    ForkingPickler.register(LazyTensor, _for_process)
 
 
 def guard_constructors() -> None:

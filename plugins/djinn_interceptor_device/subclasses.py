@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from djinn_lib_service.once import once
 from torch.overrides import get_default_nowrap_functions
 
 from djinn.record.tensor import LazyTensor
@@ -26,7 +27,6 @@ _make_ordinary = torch.Tensor._make_subclass
 _OF_ANY_CLASS = {"__module__", "__doc__", "__dict__", "__weakref__"}
 _MADE = "_is_made_by_pytorch"
 """Attribute of a parameter that PyTorch makes of one that moves, and whose constructor it therefore calls."""
-_classes: dict[type, type] = {}
 
 
 class LazySubclass(LazyTensor):
@@ -63,19 +63,21 @@ def lazy_class(cls: type) -> type:
     """Return the class of the lazy tensors that are tensors of ``cls`` to their program."""
     if cls in _PLAIN or issubclass(cls, LazyTensor):
         return LazyTensor if cls in _PLAIN else cls
-    made = _classes.get(cls)
-    if made is None:
-        libraries = [base for base in cls.__mro__ if base not in LazyTensor.__mro__ and base not in _PLAIN]
-        own = {name for base in libraries for name in vars(base)}
-        # What a parameter does as an ordinary tensor; what the library's class does is left as it is.
-        hidden = {name for base in cls.__mro__ if base in _PLAIN[1:] for name in vars(base)} - own - _OF_ANY_CLASS
-        members = {name: member for base in (LazyTensor, LazySubclass) for name, member in vars(base).items()
-                   if name in hidden}
-        members |= {"ordinary": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        if "__init__" in own:
-            members["__init__"] = _initialize
-        made = _classes[cls] = types.new_class(cls.__name__, (cls, LazySubclass), {}, lambda body: body.update(members))
-    return made
+    return _counterpart(cls)
+
+
+@once
+def _counterpart(cls: type) -> type:
+    libraries = [base for base in cls.__mro__ if base not in LazyTensor.__mro__ and base not in _PLAIN]
+    own = {name for base in libraries for name in vars(base)}
+    # What a parameter does as an ordinary tensor; what the library's class does is left as it is.
+    hidden = {name for base in cls.__mro__ if base in _PLAIN[1:] for name in vars(base)} - own - _OF_ANY_CLASS
+    members = {name: member for base in (LazyTensor, LazySubclass) for name, member in vars(base).items()
+               if name in hidden}
+    members |= {"ordinary": cls, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    if "__init__" in own:
+        members["__init__"] = _initialize
+    return types.new_class(cls.__name__, (cls, LazySubclass), {}, lambda body: body.update(members))
 
 
 def _initialize(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
 import torch
+from djinn_lib_service.once import once
 from torch.utils._pytree import register_pytree_node
 
 from djinn.kinds.interceptor import FunctionHandler
@@ -25,7 +25,7 @@ def several(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return made
 
 
-@cache
+@once
 def _class_for(kind: type) -> Any:
     """Return the class for results of a class: tuples, or one of ``torch.return_types`` with names for its fields."""
     from djinn_lib_schedule.lazy_tuple import LazyTuple

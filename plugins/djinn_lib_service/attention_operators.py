@@ -15,13 +15,13 @@ Source:
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 from torch.nn.attention import SDPBackend
 
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 
 __all__ = ("ATTENTION_OPERATORS", "AttentionOperators", "attention_operators", "dtype_of_sums", "padded_rows")
@@ -63,7 +63,7 @@ class AttentionOperators(NamedTuple):
     backward: Any
 
 
-@cache
+@once
 def attention_operators() -> AttentionOperators:
     """Return the operators; the first call defines them."""
     kernels = {_BASE: (_attend, _attend_meta), f"{_BASE}_kernel": (_choose, None),

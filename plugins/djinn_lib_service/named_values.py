@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 import torch
 from msgspec import Meta
 
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 from djinn_lib_service.settings import MAX_NAME
 from djinn_lib_service.struct_tensors import encoded
@@ -162,7 +162,7 @@ def serving(values: NamedValues) -> Iterator[None]:
         del _serving.values
 
 
-@cache
+@once
 def named_operators() -> NamedOperators:
     """Return the operators; the first call defines them."""
     kernels = {"named_session": (_session, None), "keep_values": (_keep, None), "take_values": (_take, None)}

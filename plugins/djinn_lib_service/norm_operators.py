@@ -19,12 +19,12 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import suggest_memory_format
 
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 
 __all__ = ("NORM_OPERATORS", "NormOperators", "dtype_of_rms", "norm_operators", "rms_gradients", "size_of_rms")
@@ -65,7 +65,7 @@ class NormOperators(NamedTuple):
     rms_backward: Any
 
 
-@cache
+@once
 def norm_operators() -> NormOperators:
     """Return the operators; the first call defines them."""
     kernels = {_TRAINING: (_training, _training_meta), _INFERENCE: (_inference, _inference_meta),

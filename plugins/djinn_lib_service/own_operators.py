@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from djinn_lib_service.once import registering
+
 __all__ = ("define_operators",)
 
 _NO_TAGS: Mapping[str, torch.Tag] = MappingProxyType({})
-_libraries: list[torch.library.Library] = []
-"""What a library defines lasts as long as the library."""
 
 
 def define_operators(
@@ -29,13 +29,12 @@ def define_operators(
     Returns:
         The operators, in the order of their schemas.
     """
-    library = torch.library.Library("djinn", "FRAGMENT")
-    for name, schema in schemas.items():
-        library.define(f"{name}{schema}", tags=(tags[name],) if name in tags else ())
-        runs, describes = kernels[name]
-        for key in ("CPU", "CUDA"):
-            library.impl(name, runs, key)
-        if describes is not None:
-            library.impl(name, describes, "Meta")
-    _libraries.append(library)
+    with registering("djinn", "FRAGMENT") as library:
+        for name, schema in schemas.items():
+            library.define(f"{name}{schema}", tags=(tags[name],) if name in tags else ())
+            runs, describes = kernels[name]
+            for key in ("CPU", "CUDA"):
+                library.impl(name, runs, key)
+            if describes is not None:
+                library.impl(name, describes, "Meta")
     return [getattr(torch.ops.djinn, name).default for name in schemas]

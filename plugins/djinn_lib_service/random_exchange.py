@@ -5,11 +5,11 @@ It runs in program order like any operation that draws, so a generator needs no 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 
 __all__ = ("EXCHANGE", "exchange_random_state")
@@ -30,7 +30,7 @@ def _exchange(state: torch.Tensor) -> torch.Tensor:
     return before.to(state.device)
 
 
-@cache
+@once
 def exchange_random_state() -> Any:
     """Return the operator; the first call defines it."""
     name = "exchange_random_state"

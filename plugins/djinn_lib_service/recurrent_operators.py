@@ -15,11 +15,11 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 
 __all__ = ("GRU", "LSTM", "RECURRENT_OPERATORS", "RELU", "TANH", "RecurrentOperators", "recurrent_operators")
@@ -52,7 +52,7 @@ class RecurrentOperators(NamedTuple):
     backward: Any
 
 
-@cache
+@once
 def recurrent_operators() -> RecurrentOperators:
     """Return the operators; the first call defines them."""
     kernels = {_PACKED: (_packed, _packed_meta), _BACKWARD: (_backward, _backward_meta)}

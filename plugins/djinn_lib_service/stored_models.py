@@ -8,7 +8,6 @@ is placed like other operations, and is loaded again by a replay. ``djinn::store
 from __future__ import annotations
 
 import hashlib
-from functools import cache
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -16,6 +15,7 @@ import torch
 from msgspec import Meta
 
 from djinn_lib_service.kept_memory import is_mapped
+from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
 from djinn_lib_service.shared_values import SharedValue
 from djinn_lib_service.struct_tensors import encoded
@@ -174,7 +174,7 @@ def provide(models: StoredModels | None) -> None:
     _provided[:] = [] if models is None else [models]
 
 
-@cache
+@once
 def stored_operators() -> StoredOperators:
     """Return the operators; the first call defines them."""
     kernels = {"stored_models": (_models, None), "stored_tensor": (_tensor, _tensor_meta), "keep_piece": (_keep, None)}

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from djinn_lib_service.once import registering
 
 __all__ = ("register",)
 
@@ -14,13 +15,12 @@ _MAKERS = {"empty.memory_format": "memory_format", "zeros": "default", "_to_copy
 """Operators with their overloads."""
 
 
-def register() -> list[torch.library.Library]:
-    """Register the kernels for sparse tensors; they are registered for the lifetime of the returned libraries."""
-    library = torch.library.Library("aten", "IMPL")
-    for name in _MAKERS:
-        for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
-            library.impl(name, partial(_made, name), key)
-    return [library]
+def register() -> None:
+    """Register the kernels for sparse tensors."""
+    with registering("aten", "IMPL") as library:
+        for name in _MAKERS:
+            for key in ("SparsePrivateUse1", "SparseCsrPrivateUse1"):
+                library.impl(name, partial(_made, name), key)
 
 
 def _made(name: str, *args: Any, **kwargs: Any) -> Any:

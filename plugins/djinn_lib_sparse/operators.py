@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
+from djinn_lib_service.once import once, registering
 
 from djinn_lib_sparse.rebuilding import called, taken_apart
 
@@ -17,8 +18,6 @@ _GIVEN = "str call, Tensor[] tensors, Scalar[] numbers"
 _RETURNS = {"dense": "Tensor", "pair": "(Tensor, Tensor)", "coo": "(Tensor, Tensor, Tensor)",
             "compressed": "(Tensor, Tensor, Tensor, Tensor)"}
 NAMES = frozenset(f"{NAMESPACE}::{name}" for name in (*_RETURNS, "dynamic_coo", "dynamic_compressed", "write_"))
-_libraries: list[torch.library.Library] = []
-"""Registrations are valid for the lifetime of these objects."""
 
 
 def _plainly(text: str, tensors: list[torch.Tensor], numbers: list[Any]) -> Any:
@@ -37,20 +36,19 @@ def _writing(text: str, written: torch.Tensor, tensors: list[torch.Tensor], numb
     return written
 
 
-@cache
+@once
 def define() -> None:
     """Define the operators, once per process."""
-    library = torch.library.Library(NAMESPACE, "DEF")
-    kernels: dict[str, Callable[..., Any]] = {}
-    for name, returns in _RETURNS.items():
-        kernels[name] = _plainly if name in ("dense", "pair") else partial(_in_parts, name)
-        library.define(f"{name}({_GIVEN}) -> {returns}")
-    for name in ("coo", "compressed"):
-        kernels[f"dynamic_{name}"] = kernels[name]
-        library.define(f"dynamic_{name}({_GIVEN}) -> {_RETURNS[name]}", tags=(torch.Tag.dynamic_output_shape,))
-    kernels["write_"] = _writing
-    library.define(f"write_({_GIVEN.replace('call,', 'call, Tensor(a!) self,')}) -> Tensor(a!)")
-    for name, kernel in kernels.items():
-        for key in ("CPU", "CUDA"):
-            library.impl(name, kernel, key)
-    _libraries.append(library)
+    with registering(NAMESPACE, "DEF") as library:
+        kernels: dict[str, Callable[..., Any]] = {}
+        for name, returns in _RETURNS.items():
+            kernels[name] = _plainly if name in ("dense", "pair") else partial(_in_parts, name)
+            library.define(f"{name}({_GIVEN}) -> {returns}")
+        for name in ("coo", "compressed"):
+            kernels[f"dynamic_{name}"] = kernels[name]
+            library.define(f"dynamic_{name}({_GIVEN}) -> {_RETURNS[name]}", tags=(torch.Tag.dynamic_output_shape,))
+        kernels["write_"] = _writing
+        library.define(f"write_({_GIVEN.replace('call,', 'call, Tensor(a!) self,')}) -> Tensor(a!)")
+        for name, kernel in kernels.items():
+            for key in ("CPU", "CUDA"):
+                library.impl(name, kernel, key)
