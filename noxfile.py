@@ -228,15 +228,20 @@ def scale(session: nox.Session) -> None:
 def foreign(session: nox.Session) -> None:
     """Run other projects' tests on a server and on the CPU, and write docs/foreign.md.
 
-    ``-- pytorch --source CHECKOUT`` runs PyTorch's, ``-- transformers --source CHECKOUT`` those of transformers; names
-    of files or of families of models, and arguments of pytest after ``--``, choose some.
+    ``-- pytorch --source CHECKOUT`` runs PyTorch's, ``-- transformers --source CHECKOUT`` those of transformers, and so
+    for the other libraries; names of files or of families of models, and arguments of pytest after ``--``, choose some.
     """
-    needed = {"pytorch": ("numpy", "expecttest"), "transformers": ("accelerate", "datasets", "parameterized", "peft")}
+    hugging_face = ("accelerate", "datasets", "diffusers", "parameterized", "peft", "pillow", "requests")
+    needed = {"pytorch": ("numpy", "expecttest"), "accelerate": hugging_face, "diffusers": hugging_face,
+              "lightning": ("lightning", "cloudpickle", "torchmetrics"), "peft": hugging_face,
+              "torchao": ("parameterized", "torchao"), "torchmetrics": ("scikit-learn", "torchmetrics"),
+              "transformers": hugging_face}
     whose, *others = session.posargs or [""]
     if whose not in needed:
         session.error(f"Say whose tests: nox -s foreign -- {'|'.join(needed)} --source CHECKOUT")
     _install(session, "-e", ".[test]", *needed[whose])
-    session.run("python", "-m", f"support.foreign.{whose}_tests", *others,
+    runner = ["pytorch_tests"] if whose == "pytorch" else ["library_tests", whose]
+    session.run("python", "-m", f"support.foreign.{runner[0]}", *runner[1:], *others,
                 env={"PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"})
 
 

@@ -61,8 +61,8 @@ class Suite:
         with tempfile.TemporaryDirectory() as folder, Serving(Path(folder) / "log") as server:
             for name, file in files.items():
                 cpu = self._outcomes(file, self.cpu, [*parallel, *arguments])
-                if isinstance(cpu, str):
-                    raise SystemExit(f"{file} cannot be run on the CPU: it {cpu}")
+                if isinstance(cpu, str) or not any(outcome.verdict == "passed" for outcome in cpu.values()):
+                    raise SystemExit(f"{file} cannot be run on the CPU: {cpu}")
                 there = self._outcomes(file, {**self.device, "DJINN_SERVER": server.address},
                                        [*self.device_arguments, *parallel, *arguments])
                 result = attrs.evolve(compare(name, cpu, there), release=self.release, arguments=arguments)
@@ -77,16 +77,17 @@ class Suite:
             report = Path(folder) / "report.xml"
             command = [sys.executable, "-m", "pytest", file, "-q", "-c", self.configuration, f"--rootdir={self.folder}",
                        "-p", "no:cacheprovider", "-p", "support.foreign.chosen", "-o", "log_cli=0",
-                       f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", *arguments]
+                       "--continue-on-collection-errors", f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}",
+                       *arguments]
             try:
                 done = subprocess.run(command, cwd=self.folder, timeout=FILE_TIMEOUT_S, check=False, text=True,
                                       env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
                                       capture_output=True)
             except subprocess.TimeoutExpired:
-                return f"did not end within {FILE_TIMEOUT_S} s"
+                return f"it did not end within {FILE_TIMEOUT_S} s"
             # 0 and 1: pytest itself did not fail.
             found = outcomes(report, self.named) if done.returncode in {0, 1} and report.exists() else {}
-            return found or f"ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}"
+            return found or f"it ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}"
 
 
 def outcomes(report: Path, named: Callable[[str, str], str]) -> dict[str, Outcome]:
