@@ -27,6 +27,11 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(model, **kwargs)
         warnings.warn("Not compiled: the compiler of CUDA programs is not there for a remote device. The program runs "
                       "as without torch.compile; the backend 'djinn' compiles.", stacklevel=2)
-        return (lambda function: function) if model is None else model
+        return _not_compiled if model is None else _not_compiled(model)
 
     return compile_
+
+
+def _not_compiled(model: Any) -> Any:
+    # Programs find a compiled module, and the module that it was made of, by PyTorch's own wrapper.
+    return torch.compiler.disable(model) if isinstance(model, torch.nn.Module) else model

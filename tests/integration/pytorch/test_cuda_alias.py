@@ -249,6 +249,8 @@ def test_the_profiler_measures_the_remote_device() -> None:
 def test_the_compiler_of_cuda_programs_is_not_there() -> None:
     with pytest.warns(UserWarning, match="Not compiled"):
         model = torch.compile(torch.nn.Linear(2, 1, bias=False), mode="reduce-overhead").cuda()
+    assert isinstance(model, torch._dynamo.OptimizedModule)
+    assert list(model.state_dict()) == ["_orig_mod.weight"]
     with pytest.warns(UserWarning, match="Not compiled"):
         twice = torch.compile(dynamic=False)(lambda x: x.size(0) * x)
     assert model(torch.ones(1, 2, device="cuda")).tolist() == [[pytest.approx(model.weight.sum().item())]]
