@@ -116,18 +116,27 @@ class ProgramRuns:
                 outputs = self._computed(known, run)
         except Exception as error:  # noqa: BLE001  # as above: the session continues, and the outputs are poisoned
             is_wanted = error not in self._stop
-            outputs = [self._failures.add(error, run=run.program)] * len(run.outputs) if is_wanted else (
-                self._skipped(run))
-        if self._values.admits(run.outputs):
+            outputs = self._failed(known, run, error) if is_wanted else self._skipped(run)
+        admitted = self._values.admitted(run.outputs)
+        if admitted or not outputs:
+            outputs = outputs[:admitted]
             if known is not None and known.program is not None:
                 try:
                     self._memory.made(known, run, outputs, is_complete=self._failures.count == before)
                 except OutOfMemoryError as error:
-                    outputs = [self._failures.add(error, run=run.program)] * len(run.outputs)
-            for handle, value in zip(run.outputs, outputs, strict=True):
+                    outputs = [self._failures.add(error, run=run.program)] * admitted
+            for handle, value in zip(run.outputs[:admitted], outputs, strict=True):
                 self._table.put(handle, value)
         if run.released:
             self._values.free(run.released)
+
+    def _failed(self, known: DefinedProgram | None, run: Run, error: Exception) -> list[Any]:
+        """Return the outputs of a run that could not be made."""
+        poison = self._failures.add(error, run=run.program)
+        if known is not None and len(known.definition.body.steps) > 1 and not isinstance(error, OutOfMemoryError):
+            # Of several steps, some would have succeeded and written.
+            poison_storages(self._table, written_handles(known.definition.body, run.inputs), poison)
+        return [poison] * len(run.outputs)
 
     def _computed(self, known: DefinedProgram | None, run: Run) -> list[Any]:
         """Return the outputs of a run."""
@@ -173,7 +182,9 @@ class ProgramRuns:
             outputs = self._warnings.of(lambda: self._in_turn(
                 known, lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop)))
         else:
-            raise next(iter(refused.values()))
+            rest = self._programs.without(known, refused)
+            outputs = self._warnings.of(
+                lambda: self._in_turn(rest, lambda: rest.run(self._stop, inputs, numbers, self._random, report)))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)

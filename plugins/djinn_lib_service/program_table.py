@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import attrs
 
 from djinn.errors import UnknownOperatorError
+from djinn.ir.program import Program, Step, Template
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
 from djinn_lib_service.kinds.executor import (
@@ -22,6 +23,7 @@ from djinn_lib_service.kinds.executor import (
 )
 from djinn_lib_service.kinds.guard import CheckedProgram, ProgramChecker
 from djinn_lib_service.operators import operator_named
+from djinn_lib_service.partial_programs import PartialCheck, PartialProgram, remainder_of
 from djinn_lib_service.program_check import check_program
 from djinn_lib_service.program_names import name_of
 from djinn_lib_service.reports import Failures
@@ -36,24 +38,28 @@ class DefinedProgram:
 
     Attributes:
         definition: The client's definition.
+        body: The part that is run, without the refused steps.
         program: The compiled program.
         checked: The guard's result.
         failed: Why the program cannot run.
         stoppable: The program, if it can stop between two steps.
         changes_metadata: Whether the program may change sizes, strides or storages of its inputs.
+        refused: By position: the steps that are never run, and why.
     """
 
     definition: Define
+    body: Program
     program: CompiledProgram | None = None
     checked: CheckedProgram | None = None
     failed: Poisoned | None = None
     stoppable: SupportsStop | None = None
     changes_metadata: bool = False
+    refused: Mapping[int, Exception] = attrs.field(factory=dict)
 
     @cached_property
     def name(self) -> str:
         """What it is called in lists for people."""
-        return name_of(self.definition.body)
+        return name_of(self.body)
 
     def run(
         self, stop: Sequence[BaseException], inputs: list[Any], numbers: Sequence[Any], random: RandomState,
@@ -91,9 +97,18 @@ class DefinedPrograms:
         self.get = self._known.get
 
     def define(self, command: Define) -> None:
-        """Check and compile a program. If that fails, each of its runs fails for the same reason."""
-        made = self._failures.attempt(lambda: self._compiled(command))
-        self._known[command.program] = DefinedProgram(command, failed=made) if isinstance(made, Poisoned) else made
+        """Check and compile a program, without its steps that are refused; each of its runs reports them.
+
+        If nothing of it can run, each of its runs fails for the same reason.
+        """
+        made = self._failures.attempt(lambda: self._defined(command))
+        self._known[command.program] = DefinedProgram(command, command.body, failed=made) if isinstance(
+            made, Poisoned) else made
+
+    def without(self, known: DefinedProgram, refused: Mapping[int, Exception]) -> DefinedProgram:
+        """Return a program without some of its steps, for an executor that cannot leave out steps of a run."""
+        more = {step: error for step, error in known.refused.items() if step not in refused}
+        return self._partial(known.definition, {**refused, **more})
 
     def forget(self, programs: Iterable[int]) -> None:
         """Drop programs."""
@@ -104,23 +119,67 @@ class DefinedPrograms:
         """Drop all programs."""
         self._known.clear()
 
-    def _compiled(self, command: Define) -> DefinedProgram:
-        if self._allowance is not None:
-            self._allowance.admit_program(command.body)
-        check_program(command.body)
-        checked = None if self._watch is None else self._watch.check(command.body)
-        body, executor = command.body, self._executor
-        if checked is None or not checked.calls:
-            program = executor.compile(body)
-        elif isinstance(executor, SupportsCheckedCompile):
-            program = executor.compile_checked(body, checked.calls)
-        else:
-            names = sorted({body.templates[template].operator for template in checked.calls})
-            raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
-                                       hint="Serve with an executor that has `compile_checked`.")
+    def _defined(self, command: Define) -> DefinedProgram:
+        body = command.body
+        beyond = {} if self._allowance is None else self._allowance.steps_beyond(len(body.steps))
+        check_program(body)
+        if beyond:
+            return self._partial(command, {**self._refused_steps(body, len(body.steps) - len(beyond)), **beyond})
+        try:
+            return self._compiled(command, body)
+        except Exception:
+            refused = self._refused_steps(body, len(body.steps))
+            if not refused:
+                raise
+        return self._partial(command, refused)
+
+    def _refused_steps(self, body: Program, count: int) -> dict[int, Exception]:
+        """Find which of a program's first steps cannot be compiled alone; each form of a call is tried once."""
+        found: dict[tuple[int, int, int], Exception | None] = {}
+        refused: dict[int, Exception] = {}
+        for position, step in enumerate(body.steps[:count]):
+            form = step.template, len(step.operands), step.results
+            if form not in found:
+                found[form] = self._reason(body.templates[step.template], *form[1:])
+            error = found[form]
+            if error is not None:
+                refused[position] = error
+        return refused
+
+    def _reason(self, template: Template, operands: int, results: int) -> Exception | None:
+        """Return why a call cannot be compiled, or ``None``."""
+        alone = Program((template,), (Step(0, tuple(range(-1, -1 - operands, -1)), results),), operands, ())
+        try:
+            self._compile(alone)
+        except Exception as error:  # noqa: BLE001  # becomes the failure of the steps that make this call
+            # Its frames refer to the program.
+            error.__traceback__ = error.__context__ = None
+            return error
+        return None
+
+    def _partial(self, command: Define, refused: Mapping[int, Exception]) -> DefinedProgram:
+        left = remainder_of(command.body, refused)
+        made = self._compiled(command, left.body)
+        assert made.program is not None
+        program = PartialProgram(left, made.program)
+        return attrs.evolve(made, program=program, stoppable=made.stoppable and program, refused=refused,
+                            checked=None if made.checked is None else PartialCheck(left, made.checked))
+
+    def _compiled(self, command: Define, body: Program) -> DefinedProgram:
+        program, checked = self._compile(body)
         if self._spare is not None:
             self._spare.admit(program)
-        return DefinedProgram(command, program, checked,
+        return DefinedProgram(command, body, program, checked,
                               stoppable=program if isinstance(program, SupportsStop) else None,
                               changes_metadata=any(facts_of(operator_named(template.operator)).changes_metadata
                                                    for template in body.templates))
+
+    def _compile(self, body: Program) -> tuple[CompiledProgram, CheckedProgram | None]:
+        checked, executor = None if self._watch is None else self._watch.check(body), self._executor
+        if checked is None or not checked.calls:
+            return executor.compile(body), checked
+        if isinstance(executor, SupportsCheckedCompile):
+            return executor.compile_checked(body, checked.calls), checked
+        names = sorted({body.templates[template].operator for template in checked.calls})
+        raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
+                                   hint="Serve with an executor that has `compile_checked`.")

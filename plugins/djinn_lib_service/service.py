@@ -137,7 +137,7 @@ class SessionService:
 
     def suspects(self) -> list[str]:
         """Return operators that check values, and that an asynchronous device may not have finished."""
-        return value_checks_of(known.definition.body for known in self._runs.unconfirmed.values())
+        return value_checks_of(known.body for known in self._runs.unconfirmed.values())
 
     def answer_early(self, channel: EarlyChannel) -> None:
         """Send values that the client will fetch over a channel as soon as they are known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -89,14 +90,27 @@ class SessionValues:
 
     def admits(self, handles: Sequence[int]) -> bool:
         """Whether values may be added. If not, they are not even stored as poisoned, which would use memory too."""
-        if self._allowance is not None:
-            try:
-                self._allowance.admit_values(len(self._table), len(handles))
-            except LimitError as error:
-                self._not_admitted = self._failures.add(error)
-                self.free(handles)
-                return False
-        return True
+        admitted = self.admitted(handles)
+        self.free(handles[:admitted] if admitted < len(handles) else ())
+        return admitted == len(handles)
+
+    def admitted(self, handles: Sequence[int]) -> int:
+        """Return how many of some values, from the first, may be added; the others are dropped as by `admits`."""
+        if self._allowance is None:
+            return len(handles)
+        try:
+            self._allowance.admit_values(len(self._table), len(handles))
+        except LimitError as error:
+            self._not_admitted = self._failures.add(error)
+        else:
+            return len(handles)
+        count = 0
+        with suppress(LimitError):
+            while True:
+                self._allowance.admit_values(len(self._table), count + 1)
+                count += 1
+        self.free(handles[count:])
+        return count
 
     def free(self, handles: Sequence[int]) -> None:
         """Drop values."""

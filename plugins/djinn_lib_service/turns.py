@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
-
-from djinn.ir.program import Program
 
 
 class Turns(Protocol):
@@ -34,12 +33,8 @@ class Turns(Protocol):
 class Allowance(Protocol):
     """Limits what a session may request."""
 
-    def admit_program(self, program: Program) -> None:
-        """Admit a program before it is compiled.
-
-        Raises:
-            LimitError: The program is too large.
-        """
+    def steps_beyond(self, steps: int) -> Mapping[int, Exception]:
+        """Return by position which of a program's steps are too many, and why."""
 
     def admit_values(self, held: int, more: int) -> None:
         """Admit ``more`` values to a session that holds ``held`` values.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import LimitError
-from djinn.ir.program import Program
 from djinn.wire.messages import Batch, Define, Forget
 
 __all__ = ("Allowances", "SessionAllowance")
@@ -137,13 +136,15 @@ class SessionAllowance:
             raise LimitError(f"The session would have {len(self._programs)} programs; the limit is {limit}.",
                              hint=f"A client has to forget programs that it does not use any more. {_ASK}")
 
-    def admit_program(self, program: Program) -> None:
-        """Admit a program; see `djinn_lib_service.turns.Allowance.admit_program`."""
-        limit, nodes = self._allowances.limits.nodes, len(program.steps)
-        if limit and nodes > limit:
-            self._allowances.reject("nodes")
-            raise LimitError(f"The program has {nodes} steps; the limit is {limit}.",
-                             hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}")
+    def steps_beyond(self, steps: int) -> Mapping[int, Exception]:
+        """Return which steps of a program are too many; see `djinn_lib_service.turns.Allowance.steps_beyond`."""
+        limit = self._allowances.limits.nodes
+        if not limit or steps <= limit:
+            return {}
+        self._allowances.reject("nodes")
+        return dict.fromkeys(range(limit, steps), LimitError(
+            f"The program has {steps} steps; the limit is {limit}.",
+            hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}"))
 
     def admit_values(self, held: int, more: int) -> None:
         """Admit new values; see `djinn_lib_service.turns.Allowance.admit_values`."""

@@ -206,8 +206,6 @@ class BadBatch:
     kind: str
     commands: list[Any]
     fetch: tuple[int, ...] = (9,)
-    may_write: bool = False
-    """Whether it names an operator of which nobody here knows what it would have written."""
 
 
 BYSTANDER = 77
@@ -216,10 +214,9 @@ BAD_BATCHES = [
     BadBatch("unknown-handle", "UnknownHandleError", [], fetch=(2**63,)),
     BadBatch("unknown-program", "ProtocolError", [Run(3, (), [], (9,))]),
     BadBatch("forgotten-program", "ProtocolError", [define(), Forget((1,)), RUN]),
-    BadBatch("unknown-operator", "UnknownOperatorError", [define(name="aten::nothing.here"), RUN], may_write=True),
-    BadBatch("operator-path", "UnknownOperatorError", [define(name="os::system.__call__"), RUN], may_write=True),
-    BadBatch("operator-injection", "UnknownOperatorError", [define(name="aten::add.Tensor)(\nimport os"), RUN],
-             may_write=True),
+    BadBatch("unknown-operator", "UnknownOperatorError", [define(name="aten::nothing.here"), RUN]),
+    BadBatch("operator-path", "UnknownOperatorError", [define(name="os::system.__call__"), RUN]),
+    BadBatch("operator-injection", "UnknownOperatorError", [define(name="aten::add.Tensor)(\nimport os"), RUN]),
     BadBatch("operator-on-files", "UnknownOperatorError", [
         define((ConstantArgument("/etc/passwd"),), name="aten::from_file", digest=READ_FILE, operands=()), RUN]),
     BadBatch("other-schema", "SchemaMismatchError", [define(digest="0" * 16), RUN]),
@@ -276,8 +273,7 @@ def test_what_cannot_be_carried_out_is_a_typed_failure_and_the_session_lives(ser
         assert {item.failure for item in result.items} <= {failure.identity for failure in result.failures}
     again, data = connection.request(Batch([Free((9,))], fetch=(1, BYSTANDER)), ())
     assert again.failures == ()
-    assert isinstance(again.items[0], Poisoned) == bad.may_write
-    assert len(data) == 2 - bad.may_write
+    assert len(data) == 2
     assert all(torch.equal(tensor, ONES) for tensor in data)
     connection.close()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
+from djinn_lib_service.dropout import count_numbers
 from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import SocketConnection, connect
 from hypothesis import HealthCheck, given, settings
@@ -27,7 +28,7 @@ from djinn.ir.program import (
 )
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds.transport import ConnectOptions
-from djinn.wire.messages import Batch, Define, Poisoned, Result, Run, Upload
+from djinn.wire.messages import Batch, Command, Define, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of
 
 ONES = torch.ones(4)
@@ -92,8 +93,13 @@ def plausible(name: str) -> Program:
 def test_every_overload_that_is_not_run_is_refused(connection: SocketConnection) -> None:
     denied = [name for name, group in lists()[release()].items() if group != ALLOWED]
     assert len(denied) > 900
-    result, _ = connection.request(
-        Batch([Define(number, plausible(name)) for number, name in enumerate(denied, 10)], synchronize=True), ())
+    commands: list[Command] = []
+    for number, name in enumerate(denied, 10):
+        body = plausible(name)
+        [template], handles = body.templates, tuple(range(100, 100 + len(body.keep)))
+        numbers = [0] * sum(map(count_numbers, (*template.arguments, *(form for _, form in template.keywords))))
+        commands += [Define(number, body), Run(number, (1,) * body.inputs, numbers, handles, handles)]
+    result, _ = connection.request(Batch(commands, synchronize=True), ())
     assert [failure.kind for failure in result.failures] == ["UnknownOperatorError"] * len(denied)
     assert [failure.message.split(" is not run here")[0] for failure in result.failures] == denied
 
