@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from djinn_lib_service.device_report import device_of
@@ -11,7 +11,7 @@ from djinn_lib_service.generators import remote_generator
 from djinn_lib_sparse import recording as sparse
 
 from djinn.errors import UnsupportedTensorError
-from djinn.ir.schema import facts_of
+from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.kinds.interop import HostInterop
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
@@ -21,13 +21,30 @@ if TYPE_CHECKING:
     from djinn.session.session import Session
 
 
+_SMALLEST_PART = 4
+"""Views of at least this fraction of a parameter are views of its upload, which is then sent once for all of them."""
+
+
+_LARGEST_STATISTICS_BYTES = 1 << 16
+"""Tensors up to this size are compared before their upload is used again: PyTorch's batch norms do not count what they
+write to their statistics.
+"""
+
+
+class _Upload(NamedTuple):
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    made: LazyTensor
+    content: torch.Tensor | None
+
+
 class UploadingInterop(HostInterop):
     """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._is_strict = session.plugins.settings(InteropSettings).strict
-        self._uploaded: dict[int, tuple[weakref.ref[torch.Tensor], int, LazyTensor]] = {}
+        self._uploaded: dict[int, _Upload] = {}
 
     def carry_out(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute an operation whose arguments are not all lazy.
@@ -53,13 +70,30 @@ class UploadingInterop(HostInterop):
                    f"{self._session.device} and cpu!")
         if self._is_strict and (writes_home or any(t.dim() for t in _not_indices(operator, args, kwargs))):
             raise RuntimeError(message)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if writes_home else ordinary)):
-            raise (HostGradientError if writes_home else MixedGradientError)(message)
+        # An operation that also makes new results runs where its operands are, as a batch norm that updates statistics
+        # which stayed here.
+        runs_home = writes_home and all(kind is ReturnKind.WRITTEN for kind in facts_of(operator).returns)
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (everything if runs_home else ordinary)):
+            raise (HostGradientError if runs_home else MixedGradientError)(message)
         if any(tensor.layout is not torch.strided for tensor in everything):
             return sparse.run(operator, args, kwargs)
-        if writes_home:
+        if runs_home:
             return self.at_home(operator, args, kwargs)
-        return self._session.dispatch(operator, *self._lifted(args, kwargs))
+        lifted = {id(tensor): self.upload(tensor) for tensor in ordinary}
+        result = self._session.dispatch(operator, _mapped(args, lifted),
+                                        {name: _mapped(item, lifted) for name, item in kwargs.items()})
+        if writes_home:
+            self._follow([t for t in _written(operator, args, kwargs) if id(t) in lifted], lifted)
+        return result
+
+    def _follow(self, written: list[torch.Tensor], lifted: dict[int, LazyTensor]) -> None:
+        """Fetch what an operation has written to the uploads of ordinary tensors."""
+        made = self._session.materialize([lifted[id(tensor)] for tensor in written])
+        for tensor, local in zip(written, made, strict=True):
+            known = self._uploaded.get(id(tensor))
+            tensor.copy_(local)
+            if known is not None and known.content is not None:
+                known.content.copy_(local)
 
     def trigger(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that returns Python values on the executor, unless another class does."""
@@ -85,18 +119,38 @@ class UploadingInterop(HostInterop):
         key = id(tensor)
         version = -1 if tensor.is_inference() else tensor._version
         known = self._uploaded.get(key)
-        if known is not None and known[0]() is tensor and known[1] == version and version >= 0:
-            return known[2]
-        made: Any = self._session.upload(tensor) if tensor.layout is torch.strided else sparse.uploaded(tensor)
+        if known is not None and known.tensor() is tensor and known.version == version and version >= 0 and (
+            known.content is None or torch.equal(known.content, tensor)
+        ):
+            return known.made
+        made: Any = self._viewed(tensor)
+        if made is not None:
+            return made
+        made = self._session.upload(tensor) if tensor.layout is torch.strided else sparse.uploaded(tensor)
         if version >= 0:
             uploaded = self._uploaded
-            self._uploaded[key] = (weakref.ref(tensor, lambda _: uploaded.pop(key, None)), version, made)
+            is_counted = isinstance(tensor, torch.nn.Parameter) or tensor.nbytes > _LARGEST_STATISTICS_BYTES
+            content = None if is_counted or tensor.layout is not torch.strided else tensor.detach().clone()
+            there = weakref.ref(tensor, lambda _: uploaded.pop(key, None))
+            self._uploaded[key] = _Upload(there, version, made, content)
         return made
 
     def uploaded(self, tensor: torch.Tensor) -> LazyTensor | None:
         """Return the upload of an ordinary tensor, if it was uploaded. Uploads nothing."""
         known = self._uploaded.get(id(tensor))
-        return known[2] if known is not None and known[0]() is tensor else None
+        return known.made if known is not None and known.tensor() is tensor else None
+
+    def _viewed(self, tensor: torch.Tensor) -> Any:
+        """Return a view of a parameter as a view of the parameter's upload; ``None`` for any other tensor."""
+        base = tensor._base
+        if not isinstance(base, torch.nn.Parameter) or base.layout is not torch.strided or (
+            tensor.dtype != base.dtype or tensor.is_conj() or tensor.is_neg() or not base.is_contiguous()
+            or _SMALLEST_PART * tensor.numel() < base.numel()):
+            return None
+        offset = int(tensor.storage_offset() - base.storage_offset())
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._session.dispatch(torch.ops.aten.as_strided.default,
+                                          (self.upload(base), list(tensor.shape), list(tensor.stride()), offset), {})
 
     def _draw(self, generator: torch.Generator, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Draw from a generator of this process: its state is sent before the operation, and fetched after it."""

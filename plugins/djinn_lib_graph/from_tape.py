@@ -9,12 +9,14 @@ from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArg
 from djinn.ir.tape import Node
 from djinn_lib_graph.graph import GraphNode, Operand, Origin, RecordedGraph, ValueInfo
 from djinn_lib_graph.links import GraphLinks, NodeMetadata, ValueId
+from djinn_lib_graph.returned import Returned
 
 _NOWHERE = Origin()
 
 
 def graph_of(
-    nodes: Sequence[Node], origins: Sequence[Origin] = (), values: Mapping[str, ValueInfo] | None = None
+    nodes: Sequence[Node], origins: Sequence[Origin] = (), values: Mapping[str, ValueInfo] | None = None,
+    returned: Returned | None = None,
 ) -> RecordedGraph:
     """View a piece of tape as a graph.
 
@@ -22,6 +24,7 @@ def graph_of(
         nodes: The piece, in program order.
         origins: Where each node was recorded; empty if it was not watched.
         values: Metadata of values from outside, by identifier.
+        returned: What the call returned that recorded the piece, if it was one call.
     """
     made = []
     links = GraphLinks()
@@ -46,7 +49,8 @@ def graph_of(
             origin=origins[position] if origins else _NOWHERE,
             metadata=NodeMetadata(links, f"n{position}"),
         ))
-    graph = links.graph = RecordedGraph(tuple(made), _storages_of(nodes), values=values or {})
+    graph = links.graph = RecordedGraph(tuple(made), _storages_of(nodes), values=values or {},
+                                        returned=returned)
     return graph
 
 

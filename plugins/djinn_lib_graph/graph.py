@@ -10,6 +10,7 @@ import attrs
 
 from djinn.ir.spec import TensorSpec
 from djinn_lib_graph.links import ValueId
+from djinn_lib_graph.returned import Returned
 
 if TYPE_CHECKING:
     import networkx
@@ -187,6 +188,8 @@ class RecordedGraph:
     values: Mapping[str, ValueInfo] = attrs.field(factory=dict)
     """Information on values from outside, by identifier."""
     fallback_reason: str = ""
+    returned: Returned | None = attrs.field(default=None, repr=False)
+    """What the model returned whose call it is; ``None`` if it is not one call of a model."""
 
     def __len__(self) -> int:
         return len(self._nodes)

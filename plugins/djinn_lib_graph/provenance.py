@@ -18,6 +18,7 @@ from djinn.ir.tape import Node
 from djinn.record.tensor import LazyTensor
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Origin, RecordedGraph, ValueInfo
+from djinn_lib_graph.returned import Returned, returned_by, value_in
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
@@ -117,6 +118,8 @@ class ModuleTracker:
         self._handles: list[Any] = []
         self._has_ordinary = False
         self._is_over = False
+        self._results: list[Returned | None] = []
+        """What the first calls of the model have returned; two are enough to know that there were several."""
 
     def __len__(self) -> int:
         return len(self._entries) // 2
@@ -200,7 +203,8 @@ class ModuleTracker:
         entries = self._entries[:]
         entries = _belonging(list(zip(entries[::2], entries[1::2], strict=True)), self._names)
         nodes = [node for node, _ in entries]
-        return graph_of(nodes, list(self._origins(entries)), self._values(nodes))
+        returned = self._results[0] if len(self._results) == 1 else None
+        return graph_of(nodes, list(self._origins(entries)), self._values(nodes, returned), returned)
 
     def _mark(self, place: int) -> int:
         return self._call * self._places + place
@@ -234,6 +238,9 @@ class ModuleTracker:
                 self._name_inputs(module, args, kwargs)
                 if self._has_ordinary:
                     self._name_model()
+                if module is self._model and len(self._results) < 2 and _in_backward() < 0:
+                    self._results.append(returned_by(
+                        result, value_in(self.session), (*self._model.parameters(), *self._model.buffers())))
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -308,7 +315,7 @@ class ModuleTracker:
                 origin = known[stamp] = Origin(name, kind_of_module, call - 1, stage)
             yield attrs.evolve(origin, line=node.origin) if node.origin else origin
 
-    def _values(self, nodes: Sequence[Node]) -> dict[str, ValueInfo]:
+    def _values(self, nodes: Sequence[Node], returned: Returned | None) -> dict[str, ValueInfo]:
         """Return the metadata of values from outside, and of named values from inside."""
         produced: set[int] = set()
         found: dict[str, ValueInfo] = {}
@@ -321,6 +328,9 @@ class ModuleTracker:
                 info = self._names.get(slot.number)
                 if info is not None and info.kind != "input":
                     found[f"v{slot.number}"] = info
+        for value, spec in returned.values.items() if returned else ():
+            if int(value[1:]) not in produced:
+                found.setdefault(value, self._names.get(int(value[1:])) or ValueInfo(spec=spec))
         return found
 
 

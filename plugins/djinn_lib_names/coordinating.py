@@ -10,7 +10,6 @@ from typing import Any
 
 from djinn_lib_schedule.execution import execute
 from djinn_lib_schedule.inputs import Inputs
-from djinn_lib_schedule.lazy_tuple import LazyTuple
 from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 from djinn_lib_schedule.scheduling import devices_of
 from djinn_lib_trace.counters import stats
@@ -42,7 +41,7 @@ class Coordinator:
         """Describe the executors: memory, speed, load."""
         return devices_of(runtime.current())
 
-    def execute(self, schedule: ExecutionSchedule, inputs: Inputs = None) -> LazyTuple:
+    def execute(self, schedule: ExecutionSchedule, inputs: Inputs = None) -> Any:
         """Run a schedule, as `djinn.execute` does."""
         return execute(schedule, inputs)
 

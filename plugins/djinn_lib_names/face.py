@@ -27,7 +27,7 @@ from djinn_lib_models.face import models
 from djinn_lib_named.face import kept
 from djinn_lib_schedule.calibrate import calibrate, profiles
 from djinn_lib_schedule.execution import ExecutionStrategy, execute
-from djinn_lib_schedule.lazy_tuple import LazyTuple
+from djinn_lib_schedule.lazy_tuple import LazyResult, LazyTuple
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.profiles import Calibration
 from djinn_lib_schedule.report import explain
@@ -61,13 +61,13 @@ from djinn_lib_names.subgraphs import (
 __all__ = (
     "AnnotatedGraph", "Calibration", "Captured", "Coordinator", "CostCalculator", "CostEstimate", "DataResidency",
     "DjinnWarning", "ExecutionSchedule", "ExecutionStrategy", "FragmentationConfig", "Graph", "GraphBuilder",
-    "GraphNode", "InterceptionContext", "LaterHandler", "LaterValue", "LazyTuple", "MemoryEstimator", "MemoryPattern",
-    "MetadataPlaceholder", "OperationClass", "PatternMatch", "PatternPlugin", "PatternRegistry",
+    "GraphNode", "InterceptionContext", "LaterHandler", "LaterValue", "LazyResult", "LazyTuple", "MemoryEstimator",
+    "MemoryPattern", "MetadataPlaceholder", "OperationClass", "PatternMatch", "PatternPlugin", "PatternRegistry",
     "RemoteSubgraph", "RuntimeState", "Scheduler", "SchedulingStrategy", "SemanticAnalyzer", "SemanticMetadata",
-    "SmartSubgraphBuilder", "SubgraphBuilder", "SubgraphFragment", "WorkloadProfile", "WorkloadType", "annotate_graph",
-    "build_graph", "calibrate", "capture", "disable_interception", "execute", "explain", "find_patterns",
-    "get_coordinator", "get_current_context", "get_global_builder", "get_graph", "get_initialization_time_ms",
-    "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async", "is_capturing", "kept", "later",
-    "materialize_async", "metrics", "models", "profiles", "reset_stats", "run_async", "schedule", "session",
-    "set_debug_level", "should_intercept", "stats",
+    "SmartSubgraphBuilder", "SubgraphBuilder", "SubgraphFragment", "WorkloadProfile", "WorkloadType",
+    "annotate_graph", "build_graph", "calibrate", "capture", "disable_interception", "execute", "explain",
+    "find_patterns", "get_coordinator", "get_current_context", "get_global_builder", "get_graph",
+    "get_initialization_time_ms", "get_interception_stats", "get_runtime_state", "get_thread_pool", "init_async",
+    "is_capturing", "kept", "later", "materialize_async", "metrics", "models", "profiles", "reset_stats",
+    "run_async", "schedule", "session", "set_debug_level", "should_intercept", "stats",
 )

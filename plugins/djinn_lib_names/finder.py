@@ -18,7 +18,7 @@ __all__ = ("ALIASES", "find_spec")
 _GRAPH = {"Graph": "djinn_lib_graph.graph", "GraphNode": "djinn_lib_graph.graph",
           "NodeProtocol": "djinn_lib_graph.graph:GraphNode", "LazyDAGAdapter": "djinn_lib_graph.graph:RecordedGraph"}
 _CORE: Mapping[str, Mapping[str, str]] = {
-    "lazy_tensor": {"LazyTensor": "djinn", "LazyTuple": "djinn"},
+    "lazy_tensor": dict.fromkeys(("LazyResult", "LazyTensor", "LazyTuple"), "djinn"),
     "capture": dict.fromkeys(("capture", "get_graph", "is_capturing"), "djinn"),
     "graph_builder": {**dict.fromkeys(("GraphBuilder", "get_global_builder"), "djinn"),
                       "HybridGraphBuilder": "djinn:GraphBuilder",

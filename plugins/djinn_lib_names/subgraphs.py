@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 import attrs
 import torch
 from djinn_lib_graph.graph import Graph, GraphNode, RecordedGraph
+from djinn_lib_graph.returned import returned_by, value_in
 from djinn_lib_schedule.costs import CostModel, CostWeights
+from djinn_lib_schedule.inputs import returned_of
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule
 from djinn_lib_schedule.scheduling import schedule
 
 from djinn.errors import InputsError
 from djinn.record.tensor import LazyTensor
+from djinn.session import runtime
 from djinn_lib_names.building import pending_graph
 
 __all__ = ("CostCalculator", "FragmentationConfig", "RemoteSubgraph", "SmartSubgraphBuilder", "SubgraphBuilder",
@@ -90,9 +93,13 @@ class SubgraphBuilder:
         Raises:
             NothingCapturedError: No operation is pending behind the tensor.
         """
-        graph = pending_graph(target) if isinstance(target, torch.Tensor) else target
-        return RemoteSubgraph(graph.nodes(), graph.storages, graph.backend_type, graph.values, graph.fallback_reason,
-                              target if isinstance(target, LazyTensor) else None)
+        if not isinstance(target, LazyTensor):
+            graph: Graph = pending_graph(target) if isinstance(target, torch.Tensor) else target
+            return RemoteSubgraph(graph.nodes(), graph.storages, graph.backend_type, graph.values,
+                                  graph.fallback_reason, returned_of(graph))
+        graph = pending_graph(target)
+        return RemoteSubgraph(graph.nodes(), graph.storages, values=graph.values, target=target,
+                              returned=returned_by(target, value_in(runtime.current())))
 
 
 class SmartSubgraphBuilder(SubgraphBuilder):

@@ -35,7 +35,7 @@ MODULES = {
     "DjinnWarning": "djinn_lib_trace.waits",
     "explain": "djinn_lib_schedule.report",
     "Calibration": "djinn_lib_schedule.profiles",
-    "LazyTuple": "djinn_lib_schedule.lazy_tuple",
+    **dict.fromkeys(("LazyResult", "LazyTuple"), "djinn_lib_schedule.lazy_tuple"),
     **dict.fromkeys(("load_ipython_extension", "unload_ipython_extension"), "djinn_lib_run.notebook"),
     "MemoryEstimator": "djinn_lib_schedule.liveness",
     **dict.fromkeys(("GraphBuilder", "get_global_builder"), "djinn_lib_names.building"),

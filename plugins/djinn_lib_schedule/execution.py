@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
-from djinn_lib_graph.graph import Graph, GraphNode, Operand, node_of
+from djinn_lib_graph.graph import GraphNode, Operand, node_of
 from djinn_lib_service.operators import operator_named
 
 from djinn.errors import InputsError, ScheduleError
@@ -23,13 +23,17 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn.wire.tensors import dtype_named
 from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values
-from djinn_lib_schedule.lazy_tuple import LazyTuple
+from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values, returned_of
+from djinn_lib_schedule.lazy_tuple import LazyResult, LazyTuple
 from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirectory
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
+from djinn_lib_schedule.results import last_results
+from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
+
+
+Outputs = Sequence[str | torch.Tensor] | None
 
 
 class ExecutionStrategy(StrEnum):
@@ -48,9 +52,9 @@ class ExecutionStrategy(StrEnum):
 
 
 def execute(
-    schedule: ExecutionSchedule, inputs: Inputs = None, *, outputs: Sequence[str] | None = None,
+    schedule: ExecutionSchedule, inputs: Inputs = None, *, outputs: Outputs = None,
     strategy: ExecutionStrategy | str | None = None,
-) -> LazyTuple:
+) -> Any:
     """Run a scheduled graph on the running session, with new inputs.
 
     Its operations are recorded again, each on its device. Writes happen again, and random numbers are drawn again.
@@ -63,12 +67,15 @@ def execute(
             model, or others in their place. A mapping names them: by their names in the captured model, or by their
             identifiers in the graph. Ordinary tensors are uploaded. Values that are not given are reused, if the
             session still holds them, and the factories of the block run again.
-        outputs: Identifiers of the values to return; by default, the results of nodes whose results no node reads, and
-            the values that the schedule keeps.
+        outputs: The values to return: tensors of the block, or identifiers from ``graph.nodes()[i].outputs``.
         strategy: How to submit the graph; by default, as the session does.
 
     Returns:
-        The values, in order of the schedule; lazy, except with the strategy ``local``.
+        Of a graph that is one call of a captured model, what the model returned, in its structure: a tensor as a
+        `djinn.LazyResult`, a tuple as a `djinn.LazyTuple`, and all else as it is. Of any other graph, a
+        `djinn.LazyTuple` of the values that the program held when it scheduled the graph, in program order, without
+        those from which it had computed others of them; if it held none, the last ones. With ``outputs``, a
+        `djinn.LazyTuple` of those. The tensors are lazy, except with the strategy ``local``.
 
     Raises:
         ScheduleError: The schedule breaks a rule, contains no graph, or requires devices that the session does not
@@ -104,24 +111,15 @@ def flushing(session: Session, operations: str | None) -> Iterator[None]:
         session.pace.set(usual, is_fixed=is_fixed)
 
 
-def results_of(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
-    """List the values that outlive a graph: of nodes none of whose results is read, and those that the schedule keeps.
-
-    A node that writes a value does not count as its reader: the last written value is a result.
-    """
-    read: set[str] = set()
-    for node in graph.nodes():
-        read.update(value for value in node.inputs if value not in node.writes)
-    found = []
-    for node in (node_of(graph, identifier) for identifier in schedule.order):
-        is_last = read.isdisjoint(node.outputs)
-        found += [value for value, spec in zip(node.outputs, node.specs, strict=False)
-                  if spec is not None and (is_last or schedule.caching.get(value) is CachingPolicy.PERSIST)]
-    return found
-
-
 class ScheduledRun:
     """One execution; everything is looked up and checked before anything runs.
+
+    Args:
+        session: The session.
+        schedule: The schedule.
+        inputs: As for `execute`.
+        outputs: As for `execute`.
+        runs_all: Whether nodes run, too, whose results nobody needs.
 
     Attributes:
         session: The session.
@@ -132,7 +130,7 @@ class ScheduledRun:
     """
 
     def __init__(
-        self, session: Session, schedule: ExecutionSchedule, inputs: Inputs, outputs: Sequence[str] | None
+        self, session: Session, schedule: ExecutionSchedule, inputs: Inputs, outputs: Outputs, *, runs_all: bool = False
     ) -> None:
         if schedule.graph is None:
             raise ScheduleError("The schedule keeps no graph, so there is nothing to run.",
@@ -144,18 +142,39 @@ class ScheduledRun:
         check_schedule(schedule, self.graph, schedule.device_infos or devices_in(session))
         outside = outside_values(self.graph)
         self._calls = [_call_of(node_of(self.graph, node)) for node in schedule.order]
-        known = {value for call in self._calls for value in call.node.outputs}
-        self.results = list(outputs) if outputs is not None else results_of(self.graph, schedule)
+        self._returned = returned_of(self.graph) if outputs is None else None
+        if self._returned is not None and not self._returned.is_complete:
+            raise InputsError("The model returned an ordinary tensor: a part of it has run in this process.",
+                              hint="Leave its values on the device, or name the results: outputs=[tensor].")
+        self.results = (
+            [*self._returned.values] if self._returned is not None else last_results(self.graph, schedule)
+            if outputs is None else [self._value_of(wanted) for wanted in outputs])
+        known = {value for call in self._calls for value in call.node.outputs}.union(value.value for value in outside)
         if unknown := [value for value in self.results if value not in known]:
             raise InputsError(f"The graph gives no value {unknown[0]!r}.",
-                              hint="Outputs are named by the identifiers in graph.nodes()[i].outputs.")
+                              hint="Outputs are tensors that the graph computes, or identifiers in "
+                                   "graph.nodes()[i].outputs.")
         self._outside, self._bound = bind(session, self.graph, outside, inputs)
         self._given = {value.maker for value in self._outside}
         self.is_repeatable = not any(value.is_written for value in outside) and not any(
             call.node.is_random for call in self._calls)
-        self._last = self._last_uses()
+        self._last = self._last_uses(runs_all)
 
-    def remotely(self, between: Callable[[int], None] | None = None) -> LazyTuple:
+    def _value_of(self, wanted: str | torch.Tensor) -> str:
+        if not isinstance(wanted, torch.Tensor):
+            return wanted
+        if not isinstance(wanted, LazyTensor):
+            raise InputsError("An ordinary tensor is asked for, and the graph computes lazy ones.")
+        self.session.check_owner(wanted)
+        return f"v{wanted._value.slot.number}"
+
+    def _results(self, values: Mapping[str, Any]) -> Any:
+        if self._returned is None:
+            return LazyTuple(values[value] for value in self.results)
+        made = self._returned.filled(values)
+        return LazyResult((made,)) if self._returned.is_tensor else LazyTuple(made) if type(made) is tuple else made
+
+    def remotely(self, between: Callable[[int], None] | None = None) -> Any:
         """Record the whole graph, each node on its device.
 
         Args:
@@ -168,7 +187,7 @@ class ScheduledRun:
         with placed_by_schedule(session, backend) as use:
             return self._recorded(between, use)
 
-    def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> LazyTuple:
+    def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> Any:
         session = self.session
         position = 0
         placed = itertools.groupby(self._calls, key=lambda call: self.positions[self._schedule.devices[call.node.id]])
@@ -187,7 +206,7 @@ class ScheduledRun:
                         if between is not None:
                             between(position)
                         position += 1
-        return LazyTuple(values[value] for value in self.results)
+        return self._results(values)
 
     def ends(self, length: int) -> dict[int, int]:
         """Cut the order into pieces of a length, each on one device; return their last positions and first ones."""
@@ -199,7 +218,7 @@ class ScheduledRun:
                 first = position
         return ends
 
-    def at_home(self) -> LazyTuple:
+    def at_home(self) -> Any:
         """Run the whole graph in this process, on the CPU.
 
         Raises:
@@ -218,7 +237,7 @@ class ScheduledRun:
             for value, tensor in zip(self._outside, outside, strict=True):
                 if value.is_written and not value.maker and isinstance(tensor, LazyTensor):
                     tensor.copy_(values[value.value])
-        return LazyTuple(values[value] for value in self.results)
+        return self._results(values)
 
     def _step(
         self, call: _Call, values: dict[str, Any], position: int, dispatch: Callable[..., Any], device: str = ""
@@ -236,7 +255,7 @@ class ScheduledRun:
         for value in self._last.get(position, ()):
             del values[value]
 
-    def _last_uses(self) -> dict[int, list[str]]:
+    def _last_uses(self, runs_all: bool) -> dict[int, list[str]]:
         """List by position the values that are not needed after it, so that the executor can free them."""
         last: dict[str, int] = {}
         for position, call in enumerate(self._calls):
@@ -244,6 +263,9 @@ class ScheduledRun:
                 last |= dict.fromkeys((*call.node.inputs, *call.node.outputs), position)
         going: dict[int, list[str]] = {}
         keep = {*self.results, *(value.value for value in self._outside)}
+        if runs_all:
+            made = {value for call in self._calls for value in call.node.outputs}
+            keep |= made.difference(*(call.node.inputs for call in self._calls))
         for value, position in last.items():
             if value not in keep:
                 going.setdefault(position, []).append(value)

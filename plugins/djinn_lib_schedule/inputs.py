@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 from djinn_lib_graph.graph import Graph
+from djinn_lib_graph.returned import Returned
 
 from djinn.errors import InputsError
 from djinn.ir.spec import TensorSpec
@@ -48,8 +49,16 @@ class Outside:
         return f"{self.name!r} ({self.value})" if self.name else self.value
 
 
+def returned_of(graph: Graph) -> Returned | None:
+    """Return what a graph returns, if that is known."""
+    return getattr(graph, "returned", None)
+
+
 def outside_values(graph: Graph) -> list[Outside]:
-    """List the values that a graph reads from outside, in the order in which it first reads them."""
+    """List the values that a graph reads from outside, in the order in which it first reads them.
+
+    Those that it only returns follow.
+    """
     made: set[str] = set()
     specs: dict[str, TensorSpec | None] = {}
     written: set[str] = set()
@@ -60,6 +69,10 @@ def outside_values(graph: Graph) -> list[Outside]:
                 specs.setdefault(value, spec)
         written.update(storages.get(value, value) for value in node.writes)
         made.update(node.outputs)
+    returned = returned_of(graph)
+    for value, spec in returned.values.items() if returned else ():
+        if value not in made:
+            specs.setdefault(value, spec)
     found = []
     for value, spec in specs.items():
         info = graph.values.get(value)
@@ -90,13 +103,18 @@ def alive_values(session: Session, wanted: Sequence[Outside]) -> dict[str, LazyT
                if value.spec is not None and value.spec in session.specs and value.value[1:].isdecimal()}
     found: dict[str, LazyTensor] = {}
     if numbers:
-        released = session.recorder.released
-        kinds = {LazyTensor, *LazyTensor.__subclasses__()}
-        for tensor in [candidate for candidate in gc.get_objects() if type(candidate) in kinds]:
-            value = getattr(tensor, "_value", None)
-            if value is not None and value.released is released and value.slot.number in numbers:
-                found[numbers[value.slot.number]] = tensor
+        for tensor in tensors_of(session):
+            if tensor._value.slot.number in numbers:
+                found[numbers[tensor._value.slot.number]] = tensor
     return found
+
+
+def tensors_of(session: Session) -> list[LazyTensor]:
+    """List the tensors of a session that are alive."""
+    released = session.recorder.released
+    kinds = {LazyTensor, *LazyTensor.__subclasses__()}
+    return [tensor for tensor in gc.get_objects() if type(tensor) in kinds
+            and (value := getattr(tensor, "_value", None)) is not None and value.released is released]
 
 
 def bind(
@@ -136,6 +154,8 @@ def _places(outside: Sequence[Outside], made: Sequence[Outside], inputs: Sequenc
     """
     own = {value.value: value for value in made}
     known = [own.get(f"v{tensor._value.slot.number}") if isinstance(tensor, LazyTensor) else None for tensor in inputs]
+    if known and None not in known and len({*map(id, known)}) == len(known):
+        return [value for value in known if value is not None]
     places = [value for value in outside if not value.is_weight]
     named = [value.value for value in known if value is not None]
     if len(places) + len(set(named)) == len(inputs):

@@ -70,7 +70,7 @@ def measure(schedule: ExecutionSchedule, inputs: Inputs = None, *, pieces: int =
         ScheduleError, InputsError: As for `djinn.execute`.
         Exception: Any exception of an operation.
     """
-    run = ScheduledRun(runtime.current(), schedule, inputs, None)
+    run = ScheduledRun(runtime.current(), schedule, inputs, None, runs_all=True)
     session = run.session
     names = [name for name, _ in sorted(run.positions.items(), key=lambda item: item[1])]
     ends = run.ends(max(1, -(-len(schedule.order) // max(1, pieces))))

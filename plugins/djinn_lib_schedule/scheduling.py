@@ -11,7 +11,7 @@ import attrs
 from djinn_lib_graph import analysis
 from djinn_lib_graph.annotated import AnnotatedGraph
 from djinn_lib_graph.capture import Captured
-from djinn_lib_graph.graph import Graph, node_of
+from djinn_lib_graph.graph import Graph, RecordedGraph, node_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn_lib_service.device_report import FIRST_REPORT, LOAD_HANDLE, load_in
 from djinn_lib_trace.totals import TOTALS
@@ -27,6 +27,7 @@ from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.liveness import MemoryEstimator
 from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.profiles import calibration_of
+from djinn_lib_schedule.results import held_results
 from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan
 from djinn_lib_schedule.semantics import meaning_of, with_meaning
 
@@ -76,7 +77,7 @@ def schedule(
         ScheduleError: The scheduler's result breaks a rule, or the graph fits no device.
     """
     chosen = _scheduler_named(str(strategy))
-    meant = _with_meaning(graph)
+    meant = _with_results(_with_meaning(graph))
     infos = _device_infos(devices, meant)
     begin_s = time.perf_counter()
     made = chosen.schedule(meant, infos if weights is None else weighted(infos, weights))
@@ -181,6 +182,13 @@ def _with_meaning(graph: Graph | AnnotatedGraph | Captured) -> Graph:
     if any(meaning_of(node) is None for node in graph.nodes()):
         return with_meaning(analysis.annotate_graph(graph))
     return graph
+
+
+def _with_results(graph: Graph) -> Graph:
+    """Let a graph that is not one call of a model return what the program holds now."""
+    if not isinstance(graph, RecordedGraph) or graph.returned is not None or not runtime.is_initialized():
+        return graph
+    return attrs.evolve(graph, returned=held_results(runtime.current(), graph))
 
 
 def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo]) -> ExecutionSchedule:

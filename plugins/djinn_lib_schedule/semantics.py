@@ -38,7 +38,8 @@ def with_meaning(annotated: AnnotatedGraph) -> RecordedGraph:
         kind = _KINDS.get(annotated.values.get(value, DataResidency.UNKNOWN), "")
         if value not in made and kind and not info.kind:
             values[value] = attrs.evolve(info, kind=kind)
-    return RecordedGraph(nodes, graph.storages, graph.backend_type, values, graph.fallback_reason)
+    return RecordedGraph(nodes, graph.storages, graph.backend_type, values, graph.fallback_reason,
+                         getattr(graph, "returned", None))
 
 
 def meaning_of(node: GraphNode) -> SemanticMetadata | None:

@@ -50,7 +50,8 @@ class TracedGraphBuilder:
         rehearsal = DryRunSession(runtime.current())
         try:
             traced = trace(rehearsal, model, args, kwargs)
-            return replay(rehearsal, traced.module, traced.given, type(model).__name__, OnRemote(rehearsal))
+            return replay(rehearsal, traced.module, traced.given, type(model).__name__, OnRemote(rehearsal),
+                          traced.returned)
         except SessionClosedError:
             # If the running session is asked for the value, its error is that it does not know the tensor.
             reason = "The model asks for the values of a tensor while it is traced."

@@ -9,6 +9,7 @@ import attrs
 import torch
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Origin, RecordedGraph, ValueInfo
+from djinn_lib_graph.returned import Returned, returned_by, value_in
 from torch.nn.utils.stateless import _reparametrize_module
 
 from djinn.errors import UnsupportedTensorError
@@ -59,7 +60,8 @@ class FxGraph(RecordedGraph):
 
 
 def replay(
-    rehearsal: DryRunSession, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote
+    rehearsal: DryRunSession, module: torch.fx.GraphModule, given: Sequence[Given], root: str, terms: OnRemote,
+    structure: Returned | None = None,
 ) -> FxGraph:
     """Record the operations of a traced graph.
 
@@ -69,6 +71,8 @@ def replay(
         given: The values of its placeholders, in order.
         root: Class of the model that was traced.
         terms: The mode that interprets the graph's devices.
+        structure: What the model returned, with positions among the graph's results in place of tensors; by default,
+            the results themselves.
 
     Raises:
         UnsupportedTensorError: Some metadata depends on data.
@@ -93,12 +97,15 @@ def replay(
     state: dict[str, torch.Tensor] = {name: stand_in(tensor, info) for name, tensor, info in _state_of(module)}
     try:
         with _reparametrize_module(module, state, tie_weights=True), terms, Beside(rehearsal):
-            interpreter.run(*arguments)
+            result = interpreter.run(*arguments)
     finally:
         stop()
     nodes = [node for node, _ in recorded]
+    if structure is not None:
+        result = structure.filled({str(position): tensor for position, tensor in enumerate(result)})
     graph = graph_of(nodes, [origin for _, origin in recorded], _values(nodes, names))
-    return FxGraph(graph.nodes(), graph.storages, values=graph.values, module=module)
+    return FxGraph(graph.nodes(), graph.storages, values=graph.values, module=module,
+                   returned=returned_by(result, value_in(rehearsal)))
 
 
 def _state_of(module: torch.fx.GraphModule) -> Iterator[tuple[str, torch.Tensor, ValueInfo]]:

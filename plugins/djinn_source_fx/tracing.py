@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import torch
 from djinn_lib_graph.graph import ValueInfo
+from djinn_lib_graph.returned import Returned, returned_by
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import (
     PythonKeyTracer,
@@ -44,6 +45,8 @@ class Traced:
     module: torch.fx.GraphModule
     given: list[Given]
     """The values of its placeholders: the model's state, then the tensors of its inputs."""
+    returned: Returned | None
+    """What the call returned, with positions among the module's results in place of tensors."""
 
 
 def trace(rehearsal: DryRunSession, model: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced:
@@ -54,6 +57,7 @@ def trace(rehearsal: DryRunSession, model: torch.nn.Module, args: Sequence[Any],
         Exception: The error of the model or of the tracer.
     """
     given: dict[int, Given] = {}
+    returned: list[Returned | None] = []
     # Tied weights, and inputs that are passed twice, are one tensor.
     for tensor, info in (*_state_of(model), *_inputs_of(model, args, kwargs)):
         given.setdefault(id(tensor), Given(tensor, info))
@@ -63,14 +67,17 @@ def trace(rehearsal: DryRunSession, model: torch.nn.Module, args: Sequence[Any],
         state = {name: replaced[id(tensor)] for name, tensor in named_state(model)}
         call_args, call_kwargs = with_tensors((tuple(args), dict(kwargs)), replaced, model)
         with _reparametrize_module(model, state), _Keeping() as kept:
-            model(*call_args, **call_kwargs)
+            result = model(*call_args, **call_kwargs)
+        kept.update((id(tensor), tensor) for tensor in tensors_within(result))
+        positions = {identity: (str(position), None) for position, identity in enumerate(kept)}
+        returned.append(returned_by(result, lambda tensor: positions.get(id(tensor))))
         # The tracer would remove values that are not returned, including some that lazy tensors record.
         return list(kept.values())
 
     stand_ins = [_like(rehearsal.stand_in(item.value), item.value) for item in given.values()]
     with _Tracing(rehearsal), Beside(rehearsal), _noting_places(model):
         module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*stand_ins)
-    return Traced(module, list(given.values()))
+    return Traced(module, list(given.values()), returned[-1])
 
 
 def with_tensors(item: Any, replaced: Mapping[int, Any], model: torch.nn.Module) -> Any:

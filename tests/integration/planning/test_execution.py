@@ -10,9 +10,10 @@ import attrs
 import pytest
 import torch
 from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.execution import ScheduledRun, results_of
+from djinn_lib_schedule.execution import ScheduledRun
 from djinn_lib_schedule.inputs import outside_values
 from djinn_lib_schedule.profiling import measure
+from djinn_lib_schedule.results import last_results
 from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
 from support.models.small_gpt import SmallGPT
 from torch import nn
@@ -185,9 +186,10 @@ def test_results_are_those_that_nobody_reads_and_those_that_are_kept() -> None:
     made = {node.operation: node.outputs for node in graph.nodes()}
     hidden, negative = made["aten::add.Tensor"][0], made["aten::neg"][0]
     plain = attrs.evolve(schedule, caching={})
-    assert results_of(graph, plain) == [hidden, negative], "what is written last is a result, an unread index is none"
+    assert last_results(graph, plain) == [hidden, negative], "what is written last is a result, an unread index is none"
     values = made["aten::max.dim"][0]
-    assert results_of(graph, attrs.evolve(plain, caching={values: CachingPolicy.PERSIST})) == [hidden, values, negative]
+    kept = attrs.evolve(plain, caching={values: CachingPolicy.PERSIST})
+    assert last_results(graph, kept) == [hidden, values, negative]
     x = torch.randn(2, 3)
     chosen = djinn.execute(schedule, [x], outputs=[made["aten::max.dim"][1], hidden])
     same(chosen[0], x.max(dim=0).indices)

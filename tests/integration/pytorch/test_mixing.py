@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -65,6 +66,41 @@ def test_a_fused_optimizer_of_a_model_that_stayed_local_is_noticed() -> None:
         return losses
 
     assert_same(program)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_statistics_that_stay_here_are_followed(with_gradients: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    twin = copy.deepcopy(model)
+    with torch.set_grad_enabled(with_gradients):
+        for is_training, is_here in ((True, False), (False, False), (True, True), (False, False), (True, False)):
+            # What PyTorch writes to the statistics here is not counted, either.
+            model.train(is_training)
+            twin.train(is_training)
+            x = torch.randn(2, 3, 6, 6)
+            y = model(x if is_here else x.to(DEVICE))
+            assert isinstance(y, djinn.LazyTensor) is not is_here
+            assert torch.equal(y.detach().cpu(), twin(x).detach())
+            for name, statistics in model.named_buffers():
+                assert statistics.device.type == "cpu"
+                assert torch.equal(statistics, twin.get_buffer(name)), name
+
+
+def test_views_of_a_parameter_are_views_of_its_upload(server: Any) -> None:
+    weight, x = nn.Parameter(torch.randn(300, 300)), torch.randn(4, 300)
+    try:
+        djinn.init(server.address)
+        there = x.to(DEVICE)
+        with torch.no_grad():
+            assert torch.equal((there @ weight).cpu(), x @ weight)
+            before = djinn.stats()["bytes_sent"]
+            for view in (weight.t(), weight[100:].t(), weight.view(2, 150, 300)[1].t()):
+                assert torch.equal((there @ view).cpu(), x @ view)
+            assert djinn.stats()["bytes_sent"] - before < 10_000
+            weight.mul_(2)
+            assert torch.equal((there @ weight.t()).cpu(), x @ weight.t())
+    finally:
+        djinn.init()
 
 
 def test_gradients_of_ordinary_tensors_are_ordinary() -> None:
