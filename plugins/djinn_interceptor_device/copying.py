@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from djinn.record.tensor import LazyTensor
+from djinn_interceptor_device.saving import RemoteStorage
 from djinn_interceptor_device.subclasses import ordinary_class
 
 
@@ -25,7 +26,7 @@ def shallow_copy(tensor: LazyTensor) -> Any:
 
 
 def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Copy a lazy tensor with its gradient and attributes.
+    """Copy a lazy tensor as PyTorch does: a parameter alone, another one with its storage, gradient and attributes.
 
     Raises:
         RuntimeError: It is the result of an operation that autograd recorded, as for any tensor.
@@ -33,20 +34,41 @@ def deepcopy(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     tensor, memo = args
     if id(tensor) in memo:
         return memo[id(tensor)]
+    is_parameter = getattr(tensor, "_is_param", False)
     with torch._C.DisableTorchFunctionSubclass():
         if not tensor.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
                                "protocol at the moment.")
         # Within a transform of `torch.func`, the copy is no more its own than the tensor.
         with torch.no_grad(), torch._C._DisableFuncTorch():
-            made: Any = tensor.detach().clone()
+            made: Any = tensor.detach().clone() if is_parameter else _with_storage(tensor, memo.setdefault("torch", {}))
         if tensor.requires_grad:
             made.requires_grad_()
         made.__class__ = type(tensor)
         memo[id(tensor)] = made
-        if tensor.grad is not None:
+        if is_parameter and type(tensor) is LazyTensor:
+            # The gradient and what a program has attached stay behind, as in eager.
+            made._is_param = True
+            return made
+        if tensor.grad is not None and not is_parameter:
             made.grad = LazyTensor.__deepcopy__(tensor.grad, memo)
     for name, attribute in vars(tensor).items():
         if name != "_value":
             setattr(made, name, copy.deepcopy(attribute, memo))
+    return made
+
+
+def _with_storage(tensor: LazyTensor, copies: dict[Any, Any]) -> LazyTensor:
+    """Copy a tensor and its storage, unless that was copied before.
+
+    Args:
+        tensor: The tensor.
+        copies: The copies of storages.
+    """
+    storage, spec = RemoteStorage.of(tensor), tensor._value.spec
+    if tensor.is_conj() or tensor.is_neg() or not storage.nbytes():
+        return tensor.detach().clone()  # type: ignore[return-value]  # lazy
+    copied = storage.copied(copies)
+    made = copied.tensor if storage.is_tensor() and not copied.copies else copied.within(spec)
+    copied.copies.append(made)
     return made

@@ -16,6 +16,7 @@ import torch
 from djinn_lib_service.once import once
 
 from djinn.errors import UnsupportedTensorError
+from djinn.ir.spec import TensorSpec
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
@@ -37,16 +38,18 @@ class RemoteStorage(torch.UntypedStorage):
 
     Attributes:
         tensor: A tensor in this storage.
+        copies: Tensors in it that a deep copy has made, if it is one.
     """
 
     tensor: LazyTensor
+    copies: list[Any]
 
     @classmethod
     def of(cls, tensor: LazyTensor) -> Self:
         """Create the storage object of a tensor."""
         # It contains a storage of the meta device, which PyTorch assigns to no tensor of another device.
         made = cls(0, device="meta")
-        made.tensor = tensor
+        made.tensor, made.copies = tensor, []
         return made
 
     @property
@@ -101,14 +104,43 @@ class RemoteStorage(torch.UntypedStorage):
 
     def whole(self) -> LazyTensor:
         """Return a tensor that is all of the storage, in the order of its bytes."""
-        spec = self.tensor._value.spec
-        is_all = spec.size_bytes == self.nbytes() and is_dense(tuple(spec.size), spec.stride)
         # The tensor itself, if it is all of the storage: it may be at home already.
-        return self.tensor if is_all and not spec.dtype.is_complex else self.elements(torch.uint8)
+        return self.tensor if self.is_tensor() else self.elements(torch.uint8)
+
+    def is_tensor(self) -> bool:
+        """Whether the elements of ``tensor``, in any order, are all bytes."""
+        spec = self.tensor._value.spec
+        return (spec.size_bytes == self.nbytes() and is_dense(tuple(spec.size), spec.stride)
+                and not spec.dtype.is_complex)
 
     def clone(self) -> Self:
         """Copy the bytes, on the device."""
         return self.of(self.elements(torch.uint8).clone())  # type: ignore[arg-type]  # lazy, as what it copies
+
+    def copied(self, copies: dict[Any, Any]) -> Self:
+        """Copy the bytes, on the device, unless ``copies`` has a copy of them."""
+        number = self.tensor._value.slot.storage
+        known: Self | None = copies.get(number)
+        if known is None or known.nbytes() < self.nbytes():
+            whole = self.whole()
+            with torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():
+                made = copies[number] = self.of(whole.clone())  # type: ignore[arg-type]  # lazy, as what it copies
+            if known is not None:
+                # The first tensors needed less of it, and nothing said that there was more.
+                made.copies, known.tensor = known.copies, made.tensor
+                for earlier in known.copies:
+                    earlier.data = made.within(earlier._value.spec)
+        return copies[number]  # type: ignore[no-any-return]  # of such
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Self:
+        return self.copied(memo.setdefault("torch", {}))
+
+    def within(self, spec: TensorSpec) -> LazyTensor:
+        """Return a tensor in this storage that autograd does not know as a view, as ``set_`` makes it."""
+        whole = self.elements(spec.dtype)
+        with torch.no_grad(), torch._C._AutoDispatchBelowADInplaceOrView():
+            made: Any = whole.as_strided(spec.size, spec.stride, spec.storage_offset)
+        return made  # type: ignore[no-any-return]  # lazy
 
     def to(self, *, device: Any, non_blocking: bool = False) -> torch.UntypedStorage:
         """Download the bytes, or leave them on the device."""

@@ -141,7 +141,7 @@ def test_pickle_and_copies() -> None:
     model = nn.Linear(2, 2).to(DEVICE)
     model.weight.label = "kept"
     twin = copy.deepcopy(model)
-    assert twin.weight.label == "kept"
+    assert not hasattr(twin.weight, "label"), "as in eager"
     assert isinstance(twin.weight, nn.Parameter)
     with torch.no_grad():
         twin.weight.zero_()
