@@ -103,9 +103,12 @@ def has_compatible_shallow_copy_type(
     accelerator. ``Module._apply`` swaps if the new tensor looks like a wrapper subclass; it only checks for these
     attributes and never calls them, and they do not outlive the conversion. PyTorch does not swap a tensor with weak
     references, such as those of the upload cache. Swapping exchanges attributes, too, so the new tensor gets those that
-    others have attached to the parameter. Gradients follow their parameters.
+    others have attached to the parameter. Gradients follow their parameters. To and from the meta device, a module gets
+    new parameters instead, and who holds the old ones keeps them, as in eager.
     """
     tensor, new = args
+    if "meta" in (tensor.device.type, new.device.type):
+        return False
     if isinstance(new, LazyTensor) and adoption.can_be_swapped(tensor):
         runtime.current().mixer.forget(tensor)
         if isinstance(tensor, torch.nn.Parameter):

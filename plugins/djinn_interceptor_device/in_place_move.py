@@ -100,8 +100,15 @@ def _attached(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Convert a lazy tensor, in place, to the ordinary tensor that is assigned to its ``data``."""
+    """Convert a lazy tensor, in place, to the ordinary tensor that is assigned to its ``data``.
+
+    Raises:
+        RuntimeError: That one is on the meta device.
+    """
     tensor, new = args
+    if new.device.type == "meta":
+        raise RuntimeError("Attempted to call `variable.set_data(tensor)`, but `variable` and `tensor` have "
+                           "incompatible tensor type.")
     with torch._C.DisableTorchFunctionSubclass():
         needs_gradient, gradient = tensor.requires_grad, tensor.grad
         # Before anything changes, so that the gradient is found in its module and fetched together with the others.
