@@ -31,8 +31,8 @@ DIRECT = (
 )
 """Factories that PyTorch would build from an empty tensor and an ``out=`` variant; these have their own kernels."""
 
-WHOLE = ("mish_backward", "native_channel_shuffle", "silu_backward")
-"""Composites with dedicated CPU kernels; PyTorch would decompose them on this device only."""
+WHOLE = ("mish_backward", "native_channel_shuffle", "one_hot", "silu_backward")
+"""Composites that are something else on this device: others have kernels, or check what they are given."""
 _FLOATING = frozenset(
     "bartlett_window blackman_window empty empty_permuted empty_strided eye fft_fftfreq fft_rfftfreq hamming_window "
     "hann_window kaiser_window linspace logspace normal ones rand randn scalar_tensor zeros "
