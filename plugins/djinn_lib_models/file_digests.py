@@ -141,7 +141,7 @@ def _path() -> Path:
 
 
 def _remembered() -> dict[str, _Known]:
-    """Read what is remembered; nothing of what others could have written."""
+    """Read the remembered digests, unless others could have written them."""
     try:
         with _path().open("rb") as file:
             status = os.fstat(file.fileno())

@@ -44,7 +44,7 @@ _log = logging.getLogger("djinn.models")
 
 @attrs.define(eq=False)
 class _Store:
-    """What is known of the store of a session's device.
+    """The known part of the store of a session's device.
 
     Attributes:
         sizes: Sizes of the files of its models, in bytes.

@@ -81,8 +81,8 @@ class DeviceOptions:
         "look-ahead", "Run the next request of a session ahead of time, if it can be predicted and the "
                       "device is idle.")] = True
     program_bytes: Annotated[_Positive | None, Option(
-        "program-mib", "Maximum MiB that one program may allocate besides its inputs; larger programs are "
-                       "refused before they run. Default: the memory of the device.",
+        "program-mib", "Maximum MiB that one program may allocate besides its inputs; a larger one runs in "
+                       "parts, and a larger step fails. Default: the memory of the device.",
         unit=MIB, shows_default=False)] = None
     namespaces: Annotated[tuple[str, ...], Option(
         "allow-namespace", "Also run operators of this namespace, registered in the server by an extension "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
 
 from djinn.errors import DjinnError, OutOfMemoryError, ProtocolError
@@ -26,6 +27,7 @@ from djinn_lib_service.kinds.executor import (
     SupportsUndo,
     Undo,
 )
+from djinn_lib_service.program_parts import NO_ROOM, DividedProgram
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
@@ -88,6 +90,8 @@ class ProgramRuns:
         self._turn: Callable[[], AbstractContextManager[None]] = (
             nullcontext if turns is None or not is_limited else partial(_turn_without, memory.lock, turns))
         self.unconfirmed: dict[int, DefinedProgram] = {}
+        self._divided: dict[int, DividedProgram] = {}
+        """Programs for which there was no room as a whole, by number."""
         self._stop: Sequence[DjinnError] = ()
         self._stopped: Poisoned | None = None
         self.skipped = 0
@@ -108,35 +112,88 @@ class ProgramRuns:
             self._failures.add(error)
             return
         self._ahead.requested(run)
-        known, before = self._programs.get(run.program), self._failures.count
+        known = self._programs.get(run.program)
+        if is_stopped:
+            outputs = self._skipped(known, run)
+        can_divide = known is not None and known.program is not None and len(known.definition.body.steps) > 1
+        error = self._carried_out(known, run, outputs, can_divide=can_divide)
+        if error is not None and known is not None:
+            self._carry_out_in_parts(known, run, error)
+        if run.released:
+            self._values.free(run.released)
+
+    def forget(self, programs: Iterable[int]) -> None:
+        """Forget programs that will not run again."""
+        for program in programs:
+            self.unconfirmed.pop(program, None)
+            self._divided.pop(program, None)
+
+    def _carried_out(self, known: DefinedProgram | None, run: Run, outputs: list[Any] | None = None, *,
+                     can_divide: bool = False, whole_error: DjinnError | None = None) -> DjinnError | None:
+        """Compute the outputs of a run, if they are not given, and add them to the values.
+
+        Args:
+            known: The program.
+            run: The run.
+            outputs: The outputs, if they were computed.
+            can_divide: Whether the program can be divided if there is no room for it.
+            whole_error: If it is a part of a program: why there is no room for the whole.
+
+        Returns:
+            Why there is no room for a program that can be divided; nothing has changed then.
+        """
+        before = self._failures.count
         try:
-            if is_stopped:
-                outputs = self._skipped(run)
-            elif outputs is None:
+            if outputs is None:
                 outputs = self._computed(known, run)
         except Exception as error:  # noqa: BLE001  # as above: the session continues, and the outputs are poisoned
-            is_wanted = error not in self._stop
-            outputs = self._failed(known, run, error) if is_wanted else self._skipped(run)
-        admitted = self._values.admitted(run.outputs)
+            if isinstance(error, NO_ROOM):
+                if can_divide:
+                    return error
+                # A batch for which there is room at this step may have none at another one.
+                error = whole_error if type(error) is type(whole_error) is OutOfMemoryError else error
+            outputs = self._skipped(known, run) if error in self._stop else self._failed(known, run, error)
+        # Of a program that runs in parts, the outputs were admitted before.
+        admitted = len(run.outputs) if run.program < 0 else self._values.admitted(run.outputs)
         if admitted or not outputs:
             outputs = outputs[:admitted]
             if known is not None and known.program is not None:
                 try:
                     self._memory.made(known, run, outputs, is_complete=self._failures.count == before)
                 except OutOfMemoryError as error:
-                    outputs = [self._failures.add(error, run=run.program)] * admitted
+                    outputs = [self._noted(known, run, error)] * admitted
             for handle, value in zip(run.outputs[:admitted], outputs, strict=True):
                 self._table.put(handle, value)
-        if run.released:
-            self._values.free(run.released)
+        return None
+
+    def _carry_out_in_parts(self, whole: DefinedProgram, run: Run, error: DjinnError) -> None:
+        """Run a program for which there is no room as a whole, with as many steps at a time as there is room for."""
+        divided = self._divided.get(run.program)
+        if divided is None:
+            divided = self._divided[run.program] = DividedProgram(whole, partial(self._programs.part, whole))
+        run = msgspec.structs.replace(run, outputs=run.outputs[:self._values.admitted(run.outputs)])
+        try:
+            divided.run(run, lambda part, its_run, is_step: self._carried_out(
+                part, its_run, can_divide=not is_step, whole_error=error) is None, self._values.free)
+        except Exception as failure:  # noqa: BLE001  # as above
+            for handle, poison in zip(run.outputs, self._failed(whole, run, failure), strict=False):
+                self._table.put(handle, poison)
 
     def _failed(self, known: DefinedProgram | None, run: Run, error: Exception) -> list[Any]:
         """Return the outputs of a run that could not be made."""
-        poison = self._failures.add(error, run=run.program)
+        poison = self._noted(known, run, error)
         if known is not None and len(known.definition.body.steps) > 1 and not isinstance(error, OutOfMemoryError):
             # Of several steps, some would have succeeded and written.
             poison_storages(self._table, written_handles(known.definition.body, run.inputs), poison)
         return [poison] * len(run.outputs)
+
+    def _noted(self, known: DefinedProgram | None, run: Run, error: Exception) -> Poisoned:
+        """Record that a run could not be made."""
+        if known is None or run.program >= 0:
+            return self._failures.add(error, run=run.program)
+        body = known.definition.body
+        operator = body.templates[body.steps[0].template].operator if len(body.steps) == 1 else ""
+        return self._failures.add(error, operator=operator, run=known.definition.program, step=known.begin)
 
     def _computed(self, known: DefinedProgram | None, run: Run) -> list[Any]:
         """Return the outputs of a run."""
@@ -163,7 +220,7 @@ class ProgramRuns:
             if error in self._stop:
                 return self._reason()
             operator = body.templates[body.steps[step].template].operator
-            return self._failures.add(error, operator=operator, run=run.program, step=step)
+            return self._failures.add(error, operator=operator, run=known.definition.program, step=known.begin + step)
 
         if known.changes_metadata:
             self._values.make_resizable(written_handles(body, run.inputs, metadata=True))
@@ -175,6 +232,9 @@ class ProgramRuns:
         numbers = messages.from_wire(run.numbers)
         self.unconfirmed[run.program] = known
         refused = None if known.checked is None else known.checked.refused(inputs, numbers)
+        if refused and len(body.steps) > 1:
+            # A part of it may take less at a time.
+            raise next(iter(refused.values()))
         if not refused:
             outputs = self._warnings.of(
                 lambda: self._in_turn(known, lambda: known.run(self._stop, inputs, numbers, self._random, report)))
@@ -206,11 +266,10 @@ class ProgramRuns:
                 if self._table.get(handle) is inputs[position]:
                     self._table.put(handle, inputs[position])
 
-    def _skipped(self, run: Run) -> list[Any]:
+    def _skipped(self, known: DefinedProgram | None, run: Run) -> list[Any]:
         """Return the outputs of a cancelled run."""
         self.skipped += 1
         poison = self._reason()
-        known = self._programs.get(run.program)
         if known is not None and known.changes_metadata:
             poison_storages(self._table, written_handles(known.definition.body, run.inputs, metadata=True), poison)
         return [poison] * len(run.outputs)

@@ -45,6 +45,7 @@ class DefinedProgram:
         stoppable: The program, if it can stop between two steps.
         changes_metadata: Whether the program may change sizes, strides or storages of its inputs.
         refused: By position: the steps that are never run, and why.
+        begin: If it is a part of the defined program: its first step there.
     """
 
     definition: Define
@@ -55,10 +56,11 @@ class DefinedProgram:
     stoppable: SupportsStop | None = None
     changes_metadata: bool = False
     refused: Mapping[int, Exception] = attrs.field(factory=dict)
+    begin: int = 0
 
     @cached_property
     def name(self) -> str:
-        """What it is called in lists for people."""
+        """Its name in lists for people."""
         return name_of(self.body)
 
     def run(
@@ -109,6 +111,19 @@ class DefinedPrograms:
         """Return a program without some of its steps, for an executor that cannot leave out steps of a run."""
         more = {step: error for step, error in known.refused.items() if step not in refused}
         return self._partial(known.definition, {**refused, **more})
+
+    def part(self, whole: DefinedProgram, body: Program, begin: int) -> DefinedProgram:
+        """Check and compile a part of a program.
+
+        Args:
+            whole: The program.
+            body: Some of its steps.
+            begin: The first one of them.
+        """
+        command = Define(whole.definition.program, body)
+        refused = {step - begin: error for step, error in whole.refused.items() if 0 <= step - begin < len(body.steps)}
+        made = self._partial(command, refused) if refused else self._compiled(command, body)
+        return attrs.evolve(made, begin=begin)
 
     def forget(self, programs: Iterable[int]) -> None:
         """Drop programs."""

@@ -251,8 +251,7 @@ class SessionService:
         self._predictor.forget(command.programs)
         self.ahead.forget(command.programs)
         self._programs.forget(command.programs)
-        for program in command.programs:
-            self._runs.unconfirmed.pop(program, None)
+        self._runs.forget(command.programs)
 
     def _seed(self, command: Seed) -> None:
         self.ahead.drop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from djinn.errors import LimitError, OutOfMemoryError, ProtocolError, UnknownHandleError
+from djinn.errors import LimitError, ProtocolError, UnknownHandleError
 from djinn.wire import messages
 from djinn.wire.messages import GENERATOR_HANDLE, Copy, Item, Plain, Poisoned, Upload, UploadByDigest
 from djinn.wire.tensors import header_of
@@ -179,34 +179,29 @@ class SessionValues:
 
     def copy(self, command: Copy) -> None:
         """Add copies of values. Copies of values that share a storage share the copy of it."""
-        targets = [target for _, target, _ in command.handles]
-        try:
-            self._memory.use([handle for source, _, base in command.handles for handle in (source, base)],
-                             self._table.storage_bytes(source for source, _, base in command.handles if not base))
-        except OutOfMemoryError as error:
-            poison = self._failures.add(error)
-            if self.admits(targets):
-                for target in targets:
-                    self._table.put(target, poison)
+        if not self.admits([target for _, target, _ in command.handles]):
             return
-        if not self.admits(targets):
-            return
-        copied: dict[int, torch.UntypedStorage] = {}
+        copied: dict[int, int] = {}
         for source, target, base in command.handles:
             if target == GENERATOR_HANDLE:
                 self._failures.add(ProtocolError("Handle 0 is reserved."))
             else:
-                self._table.put(target, self._failures.attempt(partial(self._copied, source, base, copied)))
+                self._table.put(target, self._failures.attempt(partial(self._copied, source, target, base, copied)))
 
-    def _copied(self, source: int, base: int, copied: dict[int, torch.UntypedStorage]) -> Any:
+    def _copied(self, source: int, target: int, base: int, copied: dict[int, int]) -> Any:
+        """Copy a value; ``copied`` has the first copy of each storage, by the storage that was copied."""
         value, owner = self.value(source), self.value(base) if base else None
         if isinstance(owner, Poisoned) or not isinstance(value, torch.Tensor):
             return owner if isinstance(owner, Poisoned) else value
         storage = value.untyped_storage()
         if owner is None:
-            if storage._cdata not in copied:
-                copied[storage._cdata] = copy_of(storage)
-            return placed_in(copied[storage._cdata], value)
+            first = copied.get(storage._cdata)
+            self._memory.use((source, first or base), 0 if first else self._table.storage_bytes((source,)))
+            if first:
+                return placed_in(self._table[first].untyped_storage(), value)
+            copied[storage._cdata] = target
+            return placed_in(copy_of(storage), value)
+        self._memory.use((source, base))
         if not isinstance(owner, torch.Tensor) or owner.untyped_storage().nbytes() != storage.nbytes():
             raise ProtocolError(f"Value {source} is no view of anything like value {base}.")
         return placed_in(owner.untyped_storage(), value)

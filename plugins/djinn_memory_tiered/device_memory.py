@@ -205,13 +205,12 @@ class DeviceMemory:
             self.accounts.held_bytes + wanted_bytes < self._tiers.relaxed_bytes(self.limit_bytes))
 
     def no_room(self, wanted_bytes: int, needed_bytes: int) -> OutOfMemoryError:
-        """Make the error for a lack of memory, and count it.
+        """Make the error for a lack of memory.
 
         Args:
             wanted_bytes: How much room was asked for.
             needed_bytes: How much cannot be evicted meanwhile.
         """
-        self.accounts.refused += 1
         held, fits_bytes = self.accounts, self.limit_bytes - needed_bytes
         part = 100 * fits_bytes // wanted_bytes if wanted_bytes else 100
         smaller = (f" {fits_bytes} bytes can be made free for it: a batch of {part} % of this one, or less, fits."
@@ -267,7 +266,9 @@ class DeviceMemory:
         """Evict a storage, if possible."""
         place, memory, accounts = candidate.place, self._memory, self.accounts
         way = way_out(place)
-        can_be_dropped = place.can_be_dropped and place not in self._needed
+        recipe = place.recipe
+        can_be_dropped = place.can_be_dropped and place not in self._needed and (
+            recipe is not None and recipe.needed_bytes <= self.limit_bytes)
         if way is State.DROPPED and not can_be_dropped:
             way = State.MOVED
         if way is State.MOVED and not self._host_has_room(place.size_bytes):
@@ -291,9 +292,9 @@ class DeviceMemory:
             accounts.moved_out_bytes += place.size_bytes
         else:
             accounts.dropped_bytes += place.size_bytes
-        if way is State.DROPPED and place.recipe is not None:
-            place.recipe.hold()
-            for read, _ in place.recipe.read:
+        if way is State.DROPPED and recipe is not None:
+            recipe.hold()
+            for read, _ in recipe.read:
                 read.dependents.add(place)
         memory.offload(place.storage)
         place.state = way

@@ -24,6 +24,8 @@ from djinn_memory_tiered.storages import ManagedStorage, Places, Recipe, State
 
 __all__ = ("TieredMemory",)
 
+MAX_COSTS = 4096
+"""Programs, the last ones that ran, whose costs are known."""
 STEADY_GROWTHS = 2
 """After growing this many times in a row, a storage counts as a KV cache, even if no attention is seen to read it."""
 
@@ -133,11 +135,11 @@ class TieredMemory(SessionMemory):
         return place is not None and self._device.evict(place)
 
     def explain(self, error: BaseException) -> BaseException:
-        """Add the limit and what the device holds to an error of PyTorch; see `SessionMemory.explain`."""
+        """Count a lack of memory, and add what the device holds to PyTorch's errors; see `SessionMemory.explain`."""
+        device = self._device
+        device.accounts.refused += isinstance(error, OutOfMemoryError) or is_out_of_memory(error)
         if not is_out_of_memory(error):
             return error
-        device = self._device
-        device.accounts.refused += 1
         return OutOfMemoryError(
             f"{str(error).splitlines()[0]} The limit is {device.limit_bytes} bytes; the device holds "
             f"{device.accounts.described()}.", hint="Let go of tensors, or work in smaller pieces.")
@@ -186,12 +188,14 @@ class TieredMemory(SessionMemory):
             wanted_bytes = self._bytes_wanted_by(known, run, inputs, numbers)
             effects = _effects_of(known.program, numbers, len(inputs))
             written = {place for index in effects.written if (place := self.places.at(run.inputs[index])) is not None}
+            # Also if there is no room now: it must not run ahead then.
+            self._note_cost(run, _Cost(wanted_bytes))
             self._device.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
             began_s = self._device.clock()
             try:
                 return execute(known, run)
             finally:
-                self._costs[run.program] = _Cost(wanted_bytes, self._device.clock() - began_s)
+                self._note_cost(run, _Cost(wanted_bytes, self._device.clock() - began_s))
                 self._device.release()
                 if effects.changes_storages:
                     self.places.recount()
@@ -218,6 +222,12 @@ class TieredMemory(SessionMemory):
     def _cost_of(self, run: Run) -> _Cost:
         return self._costs.get(run.program, _Cost())
 
+    def _note_cost(self, run: Run, cost: _Cost) -> None:
+        self._costs.pop(run.program, None)
+        self._costs[run.program] = cost
+        if len(self._costs) > MAX_COSTS:
+            del self._costs[next(iter(self._costs))]
+
     def _places_of(self, handles: Iterable[int]) -> list[ManagedStorage]:
         return [place for handle in handles if (place := self.places.at(handle)) is not None]
 
@@ -238,7 +248,7 @@ class TieredMemory(SessionMemory):
     ) -> None:
         """Check that the results of a run fit, because their size was not known before."""
         cost, size_bytes = self._cost_of(run), sum(place.size_bytes for place in set(made.values()))
-        self._costs[run.program] = attrs.evolve(cost, wanted_bytes=max(cost.wanted_bytes, size_bytes))
+        self._note_cost(run, attrs.evolve(cost, wanted_bytes=max(cost.wanted_bytes, size_bytes)))
         needed_bytes = sum(place.size_bytes for place in read)
         if (made or is_complete) and size_bytes + needed_bytes > self._device.limit_bytes:
             raise self._device.no_room(size_bytes, needed_bytes)

@@ -65,6 +65,12 @@ class Recipe:
                    for place, writes in self.read) and all(
             not isinstance(value, weakref.ref) or value() is not None for value in self.inputs)
 
+    @property
+    def needed_bytes(self) -> int:
+        """Memory that repeating it takes: while results are copied to their storages, they exist twice."""
+        return self.wanted_bytes + sum(
+            place.size_bytes for place in (*(place for place, _ in self.read), *self.made.values()))
+
     def hold(self) -> None:
         """Keep its inputs until they are released."""
         self.held = [value() if isinstance(value, weakref.ref) else value for value in self.inputs]

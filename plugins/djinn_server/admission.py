@@ -17,7 +17,7 @@ _log = logging.getLogger("djinn.server")
 
 
 class GuardedAdmission(AdmissionPolicy):
-    """Guards a policy: whatever it raises refuses the session.
+    """Guards a policy: its errors refuse the session.
 
     Args:
         policy: The policy.

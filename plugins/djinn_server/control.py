@@ -114,7 +114,7 @@ class Incoming(msgspec.Struct, frozen=True, tag="incoming"):
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """From a worker: it takes a connection over, and from now on may answer its client."""
+    """From a worker: it takes a connection over, and may then answer its client."""
 
     number: int
 
@@ -348,7 +348,7 @@ class StoreReply(msgspec.Struct, frozen=True, tag="store_reply"):
 
 
 class CanFork(msgspec.Struct, frozen=True, tag="can_fork"):
-    """From a forkserver: it has imported what workers need, and forks from now on at once."""
+    """From a forkserver: it has imported what workers need, and then forks at once."""
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from support.processes.warm import clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 
 import djinn
-from djinn.errors import OutOfMemoryError
+from djinn.errors import OutOfMemoryError, ProgramTooLargeError
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.failures import to_exception
@@ -177,7 +178,7 @@ def test_a_batch_that_cannot_fit_is_told_which_one_would(start_server: Any) -> N
         djinn.shutdown()
 
 
-def test_a_run_that_cannot_fit_names_sizes_and_leaves_everything_as_it_was(start_server: Any) -> None:
+def test_a_step_that_cannot_fit_names_sizes_and_fails_alone(start_server: Any) -> None:
     server = start_server("--memory-mib", "8", "--max-host-mib", "4")
     connection = session(server)
     values = [torch.rand(256, 1024) for _ in range(3)]
@@ -187,16 +188,17 @@ def test_a_run_that_cannot_fit_names_sizes_and_leaves_everything_as_it_was(start
         Step(0, (-1,), 0), Step(1, (-1,) * 9, 1)), 1, (0,))
     result, _ = ask(connection, Define(9, both), Run(9, (1,), [2.0], (10,)))
     (failure,) = result.failures
+    assert (failure.operator, failure.run, failure.step) == ("aten::cat", 9, 1)
     error = to_exception(failure)
     assert isinstance(error, OutOfMemoryError)
     assert f"{9 * MIB} bytes are wanted, and the limit is {8 * MIB}" in str(error)
     assert f"{3 * MIB} of weight" in str(error)
     result, data = ask(connection, fetch=(1, 2, 3))
     assert not result.failures
-    assert all(map(torch.equal, data, values)), "not even the write before has happened"
+    assert all(map(torch.equal, data, [2 * values[0], *values[1:]])), "the write before has happened, as in eager"
     result, data = ask(connection, Run(3, (1,), [2.0], ()), Run(1, (1, 2), [], (11,)), fetch=(11,))
     assert not result.failures
-    assert torch.equal(data[0], 2 * values[0] + values[1])
+    assert torch.equal(data[0], 4 * values[0] + values[1])
     # 13 MiB where 8 and 4 may be: the last upload finds no room, and takes nothing from the others.
     kinds = [[failure.kind for failure in upload(connection, handle, values[0]).failures] for handle in range(20, 30)]
     assert kinds[-1] == ["OutOfMemoryError"]
@@ -205,6 +207,46 @@ def test_a_run_that_cannot_fit_names_sizes_and_leaves_everything_as_it_was(start
     assert not result.failures
     assert all(map(torch.equal, data, (*values[1:], values[0])))
     connection.close()
+
+
+@pytest.mark.parametrize("options", [("--memory-mib", "16"), ("--program-mib", "16")], ids=["server", "program"])
+def test_what_fits_step_by_step_fits_at_once(options: tuple[str, ...], start_server: Any) -> None:
+    server = start_server(*options, "--metrics-port", "0")
+    other, mine = session(server), torch.rand(4 * MIB // 4)
+    upload(other, 1, mine)
+    djinn.init(server=server.address)
+    size, device = MIB // 2, torch.device("remote_accelerator:0")
+    try:
+        made = [torch.full((size,), float(number), device=device) for number in range(16)]
+        assert [tensor[5].item() for tensor in made] == list(range(16))
+        total = torch.zeros(size, device=device)
+        for tensor in made:
+            total += tensor + 1
+        assert total[7].item() == 136, "a chain that reads more than there is room for"
+        torch.manual_seed(3)
+        drawn = [torch.rand(size, device=device) for _ in range(12)]
+        torch.manual_seed(3)
+        assert all(torch.equal(tensor.cpu(), torch.rand(size)) for tensor in drawn), "a download of all of them"
+        for number in range(8):
+            # The server may run ahead of a loop.
+            made = [tensor * 0.5 + number for tensor in drawn]
+            assert sum(tensor[0] for tensor in made).item() == sum(tensor[0] for tensor in map(torch.Tensor.cpu, made))
+        near = [torch.full((size,), float(number), device=device) for number in range(12)]
+        lost = near[0].new_zeros(5 * MIB) + 1
+        after = [tensor + 1 for tensor in near]
+        with pytest.raises((OutOfMemoryError, ProgramTooLargeError)):
+            lost.cpu()
+        assert [tensor[0].item() for tensor in after] == list(range(1, 13)), "what was recorded beside it is computed"
+    finally:
+        djinn.shutdown()
+    result, data = ask(other, fetch=(1,))
+    assert not result.failures
+    assert torch.equal(data[0], mine)
+    if options[0] == "--memory-mib":
+        with urllib.request.urlopen(page(server)) as answer:
+            (refused,) = re.findall(r"^djinn_memory_refusals_total\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
+        assert float(refused) == 1, "only what was refused is counted"
+    other.close()
 
 
 def test_public_contents_serve_every_owner_and_no_others_do(start_server: Any, tmp_path: Path) -> None:
