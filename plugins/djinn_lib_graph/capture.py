@@ -7,11 +7,12 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import attrs
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils._device import _device_constructors
 
 from djinn.errors import NothingCapturedError
@@ -27,9 +28,11 @@ from djinn_lib_graph.interception import is_disabled
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.links import links_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
-from djinn_lib_graph.provenance import ModuleTracker
+from djinn_lib_graph.provenance import BLOCKS, ModuleTracker
 
 _local = threading.local()
+_last: ContextVar[Any] = ContextVar("djinn_last_capture", default=None)
+"""What stands for the last block of a task that has ended; a thread has one as well, for code around its tasks."""
 _GRADIENTS = frozenset({torch.Tensor.backward, torch.autograd.grad})
 _LIKE = frozenset(getattr(torch, f"{name}_like") for name in "empty full ones rand randint randn zeros".split())
 """Factories that take size and dtype, and usually the device, from a tensor."""
@@ -37,11 +40,9 @@ _FROM_MEMORY = ("from_numpy", "frombuffer")
 """Factories that PyTorch shows to no mode; see `_show_to_modes`."""
 
 
-def _stack() -> list[Captured]:
-    if not hasattr(_local, "stack"):
-        _local.stack = []
-    stack: list[Captured] = _local.stack
-    return stack
+def _stack() -> list[ModuleTracker]:
+    """List the watches of the blocks in which this task is; one that was started in a block may outlive it."""
+    return [watch for watch in BLOCKS.get() if not watch.is_over]
 
 
 @attrs.define(eq=False)
@@ -102,17 +103,19 @@ class Captured:
 class _RemoteFactories(TorchFunctionMode):
     """Gives factories without a device the remote one, and detects the beginning of a backward pass."""
 
-    def __init__(self, watch: ModuleTracker) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._watch = watch
         self._others = {*_device_constructors(), *_GRADIENTS, *_LIKE, torch.normal}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in self._others or is_disabled():
+        # Other tasks of this thread have the mode, too.
+        if func not in self._others or is_disabled() or not (blocks := _stack()):
             return func(*args, **kwargs)
         if func in _GRADIENTS:
-            with self._watch.within_backward():
+            with contextlib.ExitStack() as within:
+                for watch in blocks:
+                    within.enter_context(watch.within_backward())
                 return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             return func(*args, **kwargs)
@@ -131,10 +134,20 @@ class _RemoteFactories(TorchFunctionMode):
         return runtime.current().upload(made) if isinstance(made, torch.Tensor) else made
 
 
+    def __exit__(self, *exception: object) -> None:
+        # Tasks of one thread take turns: modes of others may be above this one.
+        above = []
+        while (mode := _pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+
 @contextlib.contextmanager
 def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
     """Send this thread's factories to the remote accelerator and keep the operations that it records.
 
+    In a thread with asynchronous tasks, this is so for the task of the block and for those that it starts within it.
     Ordinary tensors that are combined with lazy ones are uploaded, so a model with local weights works too. Blocks may
     be nested; the operations of an inner block also belong to the outer one.
 
@@ -153,22 +166,26 @@ def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
         watch.start()
         _show_to_modes()
         cleanup.callback(session.capture(watch.receiver()))
-        cleanup.callback(_stack().remove, captured)
-        _stack().append(captured)
+        cleanup.callback(_leave, watch)
+        BLOCKS.set((*BLOCKS.get(), watch))
         if "torch._dynamo" in sys.modules:
             # Compiled functions would run as programs that nobody has recorded.
             cleanup.enter_context(torch.compiler.set_stance("force_eager"))
-        with _RemoteFactories(watch):
+        with _RemoteFactories():
             yield captured
 
 
+def _leave(watch: ModuleTracker) -> None:
+    BLOCKS.set(tuple(other for other in BLOCKS.get() if other is not watch))
+
+
 def is_capturing() -> bool:
-    """Whether this thread is inside a `capture` block."""
+    """Whether this thread, or this asynchronous task, is inside a `capture` block."""
     return bool(_stack())
 
 
 def get_graph() -> RecordedGraph:
-    """Return the graph of this thread's innermost `capture` block, or of the block that ended last.
+    """Return the graph of the innermost `capture` block of this thread or task, or of the block that ended last.
 
     Without any block in this session, it is the graph of the pending operations.
 
@@ -177,8 +194,8 @@ def get_graph() -> RecordedGraph:
     """
     stack = _stack()
     if stack:
-        return stack[-1].graph
-    session, last = devices.running_session(), getattr(_local, "last", None)
+        return stack[-1].graph()
+    session, last = devices.running_session(), last_capture()
     if last is not None and last.session is session and len(last):
         graph: RecordedGraph = last.graph()
         return graph
@@ -189,16 +206,16 @@ def get_graph() -> RecordedGraph:
 
 
 def last_capture() -> Any:
-    """Return what stands for this thread's last block that has ended; ``None`` if there was none."""
-    return getattr(_local, "last", None)
+    """Return what stands for the last block of this task or thread that has ended; ``None`` if there was none."""
+    return _last.get() or getattr(_local, "last", None)
 
 
 def recorded_node(tensor: LazyTensor) -> GraphNode | None:
     """Find the operation that gave a tensor, among those that are pending and those of this thread's last captures."""
     value = f"v{tensor._value.slot.number}"
     session = devices.running_session()
-    graphs = [captured.graph for captured in reversed(_stack())]
-    last = getattr(_local, "last", None)
+    graphs = [watch.graph() for watch in reversed(_stack())]
+    last = last_capture()
     if last is not None and last.session is session:
         graphs.append(last.graph())
     if session is not None:
@@ -213,6 +230,7 @@ def recorded_node(tensor: LazyTensor) -> GraphNode | None:
 def _keep(watch: ModuleTracker) -> None:
     """Remember a block that has ended for `get_graph`; it holds neither the model nor any tensor."""
     _local.last = watch
+    _last.set(watch)
 
 
 def _show_to_modes() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any
 
@@ -28,40 +28,36 @@ class InterceptionContext(StrEnum):
     """Values that have been fetched are worked on."""
 
 
-class _Local(threading.local):
-    def __init__(self) -> None:
-        self.contexts: list[InterceptionContext] = []
-
-
-_local = _Local()
+_contexts: ContextVar[tuple[InterceptionContext, ...]] = ContextVar("djinn_interception", default=())
 
 
 def get_current_context() -> InterceptionContext:
-    """Return the context of this thread's innermost `disable_interception` block; outside any, ``NONE``."""
-    return _local.contexts[-1] if _local.contexts else InterceptionContext.NONE
+    """Return the context of this task's innermost `disable_interception` block; outside any, ``NONE``."""
+    return (_contexts.get() or (InterceptionContext.NONE,))[-1]
 
 
 def is_disabled() -> bool:
-    """Whether this thread is in a `disable_interception` block."""
-    return bool(_local.contexts)
+    """Whether this thread or task is in a `disable_interception` block."""
+    return bool(_contexts.get())
 
 
 @contextlib.contextmanager
 def disable_interception(
     context: InterceptionContext | str = InterceptionContext.CAPTURING
 ) -> Iterator[InterceptionContext]:
-    """Keep this thread's factories local for the length of a block, also within `djinn.capture`.
+    """Keep the factories of this thread or task local for the length of a block, also within `djinn.capture`.
 
     A tensor that names the remote device is remote nevertheless, and so are results computed from remote tensors.
 
     Args:
         context: The reason.
     """
-    _local.contexts.append(InterceptionContext(context))
+    before = _contexts.get()
+    _contexts.set((*before, InterceptionContext(context)))
     try:
-        yield _local.contexts[-1]
+        yield get_current_context()
     finally:
-        _local.contexts.pop()
+        _contexts.set(before)
 
 
 def should_intercept(operation: str = "", device: Any = None, context: InterceptionContext | str | None = None) -> bool:

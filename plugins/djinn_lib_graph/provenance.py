@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,6 +35,10 @@ _NO_NUMBER = 1 << 63
 """Nodes that accumulate gradients have the highest possible number."""
 
 
+BLOCKS: ContextVar[tuple[ModuleTracker, ...]] = ContextVar("djinn_capture_blocks", default=())
+"""The watches of the blocks in which a thread or an asynchronous task is, the innermost last."""
+_callers: list[ModuleTracker] = []
+"""The watches of the blocks that are calling for gradients now."""
 _Stamp: TypeAlias = tuple[int, str]
 """Call and place, as `ModuleTracker` numbers them, and who recorded the node."""
 
@@ -81,7 +86,10 @@ class _Hook:
 
 
 class ModuleTracker:
-    """Keeps the nodes that one thread records, and that autograd records on other threads on its behalf.
+    """Keeps the nodes that a block records in its thread, and that autograd records on other threads on its behalf.
+
+    Of the asynchronous tasks of the thread, only the one of the block, and those that it has started in the block,
+    belong to it.
 
     Attributes:
         session: The session that records.
@@ -124,6 +132,11 @@ class ModuleTracker:
     def __len__(self) -> int:
         return len(self._entries) // 2
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the block has ended."""
+        return self._is_over
+
     def start(self) -> None:
         """Start watching."""
         for place, (_, module) in enumerate(self._modules, _MODULES):
@@ -149,25 +162,25 @@ class ModuleTracker:
     def receiver(self) -> Callable[[Node], None]:
         """Return the function that receives each node of any thread; every operation in a block calls it."""
         own, here, extend = self._thread, self._here, self._entries.extend
-        current, in_backward = threading.get_ident, _in_backward
+        current, in_backward, blocks = threading.get_ident, _in_backward, BLOCKS.get
 
         def receive(node: Node) -> None:
             thread = current()
-            if thread == own:
-                extend((node, here.stamp if in_backward() < 0 else (self._mark_in_backward(here), _BACKWARD)))
-            else:
+            if thread != own:
                 receive_elsewhere(thread, node)
+            elif self in blocks():
+                extend((node, here.stamp if in_backward() < 0 else (self._mark_in_backward(here), _BACKWARD)))
 
         def receive_alone(node: Node) -> None:
             # Without a model, it does not matter whether autograd also uses the block's own thread.
             thread = current()
-            if thread == own:
-                extend((node, here.stamp))
-            else:
+            if thread != own:
                 receive_elsewhere(thread, node)
+            elif self in blocks():
+                extend((node, here.stamp))
 
         def receive_elsewhere(thread: int, node: Node) -> None:
-            if in_backward() >= 0:
+            if in_backward() >= 0 and (not _callers or self in _callers):
                 extend((node, (self._mark_in_backward(self._threads.get(thread)), _ELSEWHERE)))
 
         return receive_alone if self._model is None else receive
@@ -190,9 +203,11 @@ class ModuleTracker:
         """Treat operations that this thread records as part of a backward pass, which begins and ends in the block."""
         before, self._here.is_in_backward = self._here.is_in_backward, True
         self._move(self._here, self._here.place)
+        _callers.append(self)
         try:
             yield
         finally:
+            _callers.remove(self)
             self._here.is_in_backward = before
             self._move(self._here, self._here.place)
 
@@ -212,6 +227,8 @@ class ModuleTracker:
     def _entering(self, place: int) -> Callable[..., None]:
         def enter(module: torch.nn.Module, args: Any) -> None:
             identity = threading.get_ident()
+            if self._is_elsewhere(identity):
+                return
             thread = self._threads.get(identity)
             if thread is None:
                 thread = self._threads[identity] = _Thread(self._mark(_OUTSIDE))
@@ -223,6 +240,10 @@ class ModuleTracker:
 
         return enter
 
+    def _is_elsewhere(self, thread: int) -> bool:
+        """Whether another task of the block's thread is running."""
+        return thread == self._thread and self not in BLOCKS.get()
+
     def _move(self, thread: _Thread, place: int) -> None:
         thread.place = place
         mark = self._mark(place)
@@ -231,7 +252,8 @@ class ModuleTracker:
             self._passages.append((_sequence_number(), mark))
 
     def _left(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        thread = self._threads.get(threading.get_ident())
+        identity = threading.get_ident()
+        thread = None if self._is_elsewhere(identity) else self._threads.get(identity)
         if thread is not None and thread.leave(module):
             self._move(thread, thread.place)
             if thread is self._here and thread.place < _MODULES:
@@ -243,7 +265,7 @@ class ModuleTracker:
                         result, value_in(self.session), (*self._model.parameters(), *self._model.buffers())))
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or self not in BLOCKS.get():
             return
         self._here.leave(optimizer)
         self._here.frames.append((optimizer, self._here.place))
@@ -251,7 +273,7 @@ class ModuleTracker:
         self._name_gradients(self._parameters_of(optimizer))
 
     def _step_ended(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or self not in BLOCKS.get():
             return
         self._here.leave(optimizer)
         self._move(self._here, self._here.place)

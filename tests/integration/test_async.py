@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import torch
 from djinn_lib_async import calls
@@ -279,3 +280,53 @@ async def test_a_call_that_never_began_is_not_made() -> None:
     assert not done
     assert not calls._awaited
     assert not calls._abandoned
+
+
+async def test_a_block_belongs_to_its_task_and_to_those_that_it_starts(address: str) -> None:
+    await djinn.init_async(address)
+    model = torch.nn.Linear(4, 4).to(DEVICE)
+    graphs: dict[int, list[str]] = {}
+
+    async def block(count: int) -> None:
+        async def within() -> None:
+            await anyio.lowlevel.checkpoint()
+            torch.zeros(1).exp()
+
+        with djinn.capture(model) as captured:
+            x = torch.ones(2, 4)
+            for _ in range(count):
+                x = x * 2
+                with djinn.capture():
+                    await anyio.lowlevel.checkpoint()
+            async with anyio.create_task_group() as inner:
+                inner.start_soon(within)
+            y = model(x)
+            await anyio.lowlevel.checkpoint()
+            model.zero_grad()
+            y.sum().backward()
+            with djinn.disable_interception():
+                await anyio.lowlevel.checkpoint()
+                assert torch.ones(1).device.type == "cpu"
+            assert djinn.is_capturing()
+        graphs[count] = [node.operation for node in captured.graph]
+        assert [node.operation for node in djinn.get_graph()] == graphs[count]
+        result = djinn.execute(djinn.schedule(captured))
+        assert torch.equal(await djinn.materialize_async(result), await djinn.materialize_async(y))
+
+    async def outside() -> None:
+        for _ in range(TURNS):
+            assert torch.ones(1).device.type == "cpu"
+            assert not djinn.is_capturing()
+            assert djinn.should_intercept() is False
+            (torch.ones(1, device=DEVICE) / 2).requires_grad_().square().backward()
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        for count in (1, 4, 2):
+            tasks.start_soon(block, count)
+        tasks.start_soon(outside)
+    for count, operations in graphs.items():
+        assert operations[:count + 1] == ["aten::ones", *["aten::mul.Tensor"] * count]
+        assert operations[count + 1:] == graphs[1][2:]
+        assert "aten::div.Tensor" not in operations
+    assert torch.ones(1).device.type == "cpu"
