@@ -7,7 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
+from djinn_lib_service.kinds import Executor
+from djinn_lib_service.kinds.executor import SupportsCheckedCompile, SupportsSpeculation
 
+from djinn.ir.program import Program
 from djinn.plugins import DEFAULTS, Registered
 from djinn.session import runtime
 from djinn.session.session import Session
@@ -18,7 +21,7 @@ from djinn_conformance.subjects import Subject
 from djinn_conformance.tally import IN_PROCESS, SERVED
 
 __all__ = ("CHECKED_ONCE", "COMPOSED", "COMPUTING", "SCATTERED", "Composition", "composed", "is_second", "running",
-           "session_of")
+           "runs_ahead", "session_of")
 
 COMPUTING = ("interceptor", "shapes", "executor")
 """Kinds whose plugins may change the behaviour of any operator."""
@@ -56,7 +59,8 @@ class Composition:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of `djinn.init` that compose the session, except for a server's address."""
-        chosen = self._chosen if self.part is not None and self.part.kind != "transport" else ""
+        is_of_servers = self.part is not None and self.served and self.part.kind in _OF_SERVERS
+        chosen = "" if self.part is None or self.part.kind == "transport" or is_of_servers else self._chosen
         return {"plugins": [chosen] if chosen else [], "device": self.device}
 
     def address(self, servers: Servers, threads: int | None = None) -> str:
@@ -106,6 +110,21 @@ def composed(subjects: Iterable[Subject], kinds: Collection[str], *, served: boo
 def is_second(subject: Subject) -> bool:
     """Whether a session repeats in this process what another one does on a server, so that a sample is enough."""
     return bool(subject.registered.value.repeats)
+
+
+def runs_ahead(subject: Subject) -> bool:
+    """Whether the executor of a session can run programs before they are requested."""
+    composition: Composition = subject.registered.value
+    part = composition.part
+    if part is None or part.kind != "executor":
+        return True
+    executor: Executor = part.registered.value.open(composition.device)
+    try:
+        program = executor.compile(Program((), (), 0, ()))
+    finally:
+        executor.close()
+    # A server checks the calls of an executor that does not check them between pieces, none of which runs ahead.
+    return isinstance(program, SupportsSpeculation) and isinstance(executor, SupportsCheckedCompile)
 
 
 def session_of(subject: Subject) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect
+from djinn_conformance.compositions import runs_ahead
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.subjects import Subject
 
@@ -81,8 +82,8 @@ def test_pushed_is_asked(subject: Subject, session: Session) -> None:
         for count, (mine, ours) in enumerate(zip(got, wanted, strict=True)):
             expect(mine == ours, f"value {count}", got=mine, wanted=repr(ours), where=f"{subject}: loop {seed}")
     count = session.stats()["answered_early"] - before
-    expect(count >= _LOOPS, "values that were sent early and used", got=count, wanted="one in each loop",
-           where=str(subject))
+    expect(count >= _LOOPS or not runs_ahead(subject), "values that were sent early and used", got=count,
+           wanted="one in each loop", where=str(subject))
 
 
 def _run(device: torch.device, *, draws: bool, writes: bool, uploads: bool, selects: bool, reads: int,

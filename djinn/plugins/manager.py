@@ -163,7 +163,7 @@ class Plugins:
         """
         made = cls.load(selection_of(given, environ), kinds=())
         made.configure(given, environ, side)
-        made._known("observer")  # may show how the session connects
+        made.all("observer")  # they may show how the session connects
         return made
 
     def configure(self, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> None:
@@ -347,13 +347,16 @@ class Plugins:
     def find_transport(self, scheme: str) -> Registered:
         """Choose the transport for addresses ``scheme://...``, with its origin.
 
+        If the configuration chooses none for them, it is the one that is named like the scheme, as djinn's own are.
+
         Raises:
             AmbiguousPluginError: Several transports support the scheme and none of them is chosen.
             PluginError: No transport supports it; the error lists the supported schemes.
         """
         entries = self._known("transport")
         answers = [entry for entry in entries if entry.value.scheme == scheme]
-        answers = [entry for entry in answers if entry.name == self.selection.chosen.get("transport")] or answers
+        for name in (self.selection.chosen.get("transport"), scheme):
+            answers = [entry for entry in answers if entry.name == name] or answers
         if not answers:
             schemes = sorted({f"{entry.value.scheme}://" for entry in entries})
             raise PluginError(f"No transport carries addresses {scheme}://; there are {', '.join(schemes) or 'none'}.",

@@ -343,12 +343,14 @@ class Session:
             self.closed = True
             self.backend.close()
             self.tape.nodes.clear()
-        for observer in self.plugins.all("observer"):
-            observer.observe(stats)
-        try:
-            self.plugins.hook.djinn_session_closed(stats=stats)
-        except Exception:
-            log.exception("a plugin's hook djinn_session_closed failed")
+        told = {f"observer {each.name}": partial(each.observe, stats) for each in self.plugins.all("observer")}
+        for each in reversed(self.plugins.hook.djinn_session_closed.get_hookimpls()):
+            told[f"plugin {each.plugin_name}"] = partial(each.function, *(stats,)[:len(each.argnames)])
+        for who, tell in told.items():
+            try:
+                tell()
+            except Exception:
+                log.exception("the %s failed at the end of a session", who)
 
     def _interrupted(self) -> None:
         """Cancel the submitted work."""

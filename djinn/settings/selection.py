@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any
 
@@ -52,21 +53,13 @@ DEFAULT_EXECUTORS = ("cuda", "cpu")
 """Executors of djinn's own; if no device is given, the first that has one is used."""
 
 
-def _freeze_names(names: Iterable[str]) -> frozenset[str]:
-    return frozenset(names)
-
-
-def _freeze(chosen: Mapping[str, str]) -> Mapping[str, str]:
-    return MappingProxyType(dict(chosen))
-
-
 @attrs.frozen
 class PluginSelection:
     """Which plugins to leave out, and which objects to use."""
 
-    disabled: frozenset[str] = attrs.field(default=frozenset(), converter=_freeze_names)
+    disabled: AbstractSet[str] = frozenset()
     """Names of plugins (entry points) that are not imported."""
-    chosen: Mapping[str, str] = attrs.field(factory=dict, converter=_freeze)
+    chosen: Mapping[str, str] = attrs.field(factory=dict)
     """For a kind: the name of the object to use."""
 
     @classmethod
@@ -97,11 +90,11 @@ class PluginSelection:
                     f"The setting plugins chooses two objects of the kind {kind}: {chosen[kind]!r} and {name!r}.",
                     hint="Choose one of them.",
                 )
-        return cls(disabled, chosen)
+        return cls(frozenset(disabled), MappingProxyType(chosen))
 
     def merged(self, later: PluginSelection) -> PluginSelection:
         """Combine this selection with a later one, whose choices take precedence."""
-        return PluginSelection(self.disabled | later.disabled, {**self.chosen, **later.chosen})
+        return PluginSelection(self.disabled | later.disabled, MappingProxyType({**self.chosen, **later.chosen}))
 
 
 def _items(given: object) -> list[str]:

@@ -14,8 +14,9 @@ from djinn_lib_cluster.kinds import Engine, EngineFactory, SupportsHosts
 from djinn.errors import ConfigurationError
 from djinn.plugins.manager import Plugins
 from djinn.settings.resolved import selection_of
+from djinn.settings.selection import DEFAULTS
 
-__all__ = ("Cluster", "clusters", "find", "make")
+__all__ = ("Cluster", "chosen_engine", "clusters", "find", "make")
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _FILE = "cluster.json"
@@ -78,6 +79,11 @@ def _factory(name: str) -> EngineFactory:
     plugins = Plugins.load(selection_of({"plugins": f"engine={name}"}, os.environ), kinds=("engine",))
     found: EngineFactory = plugins.choose("engine")
     return found
+
+
+def chosen_engine() -> str:
+    """Return the engine that the environment chooses, or else the default."""
+    return selection_of({}, os.environ).chosen.get("engine", DEFAULTS["engine"])
 
 
 def make(name: str, engine_name: str) -> Cluster:

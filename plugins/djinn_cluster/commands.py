@@ -16,7 +16,7 @@ from djinn_lib_server.secret_files import key_in
 from djinn_lib_service.settings import client_authorities
 
 from djinn.errors import ConfigurationError, PluginError
-from djinn_cluster.clusters import Cluster, clusters, find, make
+from djinn_cluster.clusters import Cluster, chosen_engine, clusters, find, make
 from djinn_cluster.joining import await_servers, await_servers_apart
 from djinn_cluster.programs import DIRECTORY, programs_of
 
@@ -35,8 +35,10 @@ def up(
     options: Annotated[list[str] | None, typer.Argument(
         metavar="[-- OPTIONS]", show_default=False, help="Options of djinn serve for each server, such as --tokens "
                                                          "PATH.")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="What runs the servers; `djinn plugins` lists engines.")
-                      ] = "local",
+    engine: Annotated[str, typer.Option(
+        "--engine", show_default=False,
+        help="What runs the servers; `djinn plugins` lists engines. Default: the one that DJINN_PLUGINS chooses, or "
+             "local.")] = "",
     servers: Annotated[int, typer.Option("--servers", min=0, max=1000, help="How many servers without a GPU.")] = 0,
     gpus: Annotated[int, typer.Option("--gpus", min=0, max=1000, help="How many servers with one GPU each.")] = 0,
     name: _Name = DEFAULT,
@@ -53,7 +55,7 @@ def up(
     address of the directory, as DJINN_CLUSTER or djinn.init(cluster=...). A server that ends is started again at the
     same port. The servers get the environment of this command; DJINN_TOKEN is the token that clients must present.
     """
-    cluster = _usable(lambda: make(name, engine))
+    cluster = _usable(lambda: make(name, engine or chosen_engine()))
     own_gpus = [0] * (servers if servers or gpus else 1) + [1] * gpus
     page = dashboard_port or (None if dashboard_port is None else next(_ports(0, 1)))
     ports = _chosen(cluster, port, 1 + len(own_gpus))

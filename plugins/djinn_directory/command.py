@@ -81,12 +81,13 @@ def directory(
     from djinn.plugins.manager import Plugins
     from djinn.settings import Config
     from djinn.settings.logs import configure
+    from djinn.settings.resolved import selection_of
     from djinn_directory.endpoint import DirectoryEndpoint
     from djinn_directory.model import ClusterModel
 
     parent = os.getppid() if with_parent else 0
     try:
-        plugins = Plugins.load(kinds=("authenticator",))
+        plugins = Plugins.load(selection_of({}, os.environ), kinds=("authenticator",))
         plugins.configure({"log_level": os.environ.get("DJINN_LOG_LEVEL") or "INFO"}, os.environ)
         configure(plugins.settings(Config))
         logging.basicConfig(format=_LOG_FORMAT)

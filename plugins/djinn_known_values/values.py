@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
+from djinn_lib_service.call_arguments import fill
 from djinn_lib_torch.calls import BoundCall, bind, results_of
-from djinn_lib_torch.interpreter import fill
 
 from djinn.ir.program import Program, Template
 from djinn.ir.spec import TensorSpec
@@ -313,7 +313,7 @@ class KnownValues:
             with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
                   torch.inference_mode(mode=False), torch.no_grad()):
                 bound = self._bound(node.signature.template)
-                arguments, keywords = fill(bound, operands, node.numbers)
+                arguments, keywords = fill(bound.arguments, bound.keywords, operands, node.numbers)
                 results = results_of(bound, bound.function(*arguments, **keywords))
         except Exception as error:  # the executor raises what is wrong, if something is
             raise Unknown from error

@@ -149,7 +149,7 @@ def export(annotated: AnnotatedGraph, path: str | os.PathLike[str], exporter: st
 
     Raises:
         PluginError: No exporter writes such files; the error lists the supported suffixes.
-        AmbiguousPluginError: Several exporters do.
+        AmbiguousPluginError: Several exporters do, none of them is chosen, and none is named like the suffix.
     """
     target = Path(path)
     _exporter(target, exporter).export(annotated, target)
@@ -157,9 +157,16 @@ def export(annotated: AnnotatedGraph, path: str | os.PathLike[str], exporter: st
 
 
 def _exporter(path: Path, name: str) -> Exporter:
-    registered = _plugins().find_all("exporter")
+    plugins = _plugins()
+    registered = [entry for entries in plugins.registered("exporter").values() for entry in entries]
     answers = [entry for entry in registered
                if (entry.name == name if name else path.name.endswith(entry.value.suffix))]
+    suffix = max((entry.value.suffix for entry in answers), key=len, default="")
+    if not name:
+        # The chosen one, or the one that is named like the suffix, as djinn's own are.
+        answers = [entry for entry in answers if entry.value.suffix == suffix]
+        for preferred in (plugins.selection.chosen.get("exporter"), suffix.removeprefix(".")):
+            answers = [entry for entry in answers if entry.name == preferred] or answers
     if not answers:
         known = ", ".join(f"{entry.name!r} ({entry.value.suffix})" for entry in registered)
         raise PluginError(f"No exporter {f'is called {name!r}' if name else f'writes {path.name}'}; "
@@ -168,7 +175,8 @@ def _exporter(path: Path, name: str) -> Exporter:
     if len(answers) > 1:
         raise AmbiguousPluginError(f"Several exporters write {path.name}: "
                                    f"{' and '.join(f'{e.name!r} of {e.plugin}' for e in answers)}.",
-                                   hint=f"Name one of them: export(path, exporter={answers[0].name!r}).")
+                                   hint=f"Choose one: export(path, exporter={answers[0].name!r}), or "
+                                        f"DJINN_PLUGINS=exporter={answers[0].name}.")
     chosen: Exporter = answers[0].value
     return chosen
 

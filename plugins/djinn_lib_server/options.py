@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import attrs
 import msgspec
@@ -40,6 +41,7 @@ __all__ = (
 )
 
 LOOPBACK = "127.0.0.1"
+ANY_HOST = "0.0.0.0"  # noqa: S104  # what an address means that names a port and no host
 _Count: TypeAlias = Annotated[int, Meta(ge=0)]
 _Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 _Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
@@ -65,6 +67,16 @@ class AddressOptions:
         "unix", "Listen on a Unix-domain socket instead. Only your own processes on this machine can "
                 "connect.",
         metavar="PATH", shows_default=False)] = ""
+    listen: Annotated[str, Option(
+        "listen", "Listen on an address of a transport that a plugin brings instead: SCHEME://HOST:PORT, or what its "
+                  "page says.", metavar="ADDRESS", shows_default=False)] = ""
+
+    @property
+    def reachable_at(self) -> str:
+        """The host that clients connect to; empty for a path on this machine, which an address without a host is."""
+        if self.unix or self.listen.partition("://")[2].startswith("/"):
+            return ""
+        return (urlsplit(self.listen).hostname or ANY_HOST) if self.listen else self.host
 
 
 @attrs.frozen
@@ -284,17 +296,21 @@ class ServeOptions:
     @property
     def scheme(self) -> str:
         """The scheme of the addresses that clients connect to."""
+        if self.address.listen:
+            return self.address.listen.partition("://")[0]
         return "unix" if self.address.unix else "tls" if self.tls.cert else "tcp"
 
     @property
     def url(self) -> str:
         """The address to listen on."""
+        if self.address.listen:
+            return self.address.listen
         return (f"unix://{Path(self.address.unix).absolute()}" if self.address.unix
                 else self.url_of_port(self.address.port))
 
     def url_of_port(self, port: int) -> str:
         """Return the address of another port on the same host."""
-        return url_of("tls" if self.tls.cert else "tcp", self.address.host, port)
+        return url_of(self.scheme, self.address.reachable_at, port)
 
     def without_token(self) -> ServeOptions:
         """Return the options for processes that must not know the clients' token."""

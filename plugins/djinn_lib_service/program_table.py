@@ -8,10 +8,10 @@ from typing import Any
 
 import attrs
 
-from djinn.errors import UnknownOperatorError
 from djinn.ir.program import Program, Step, Template
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Define, Poisoned
+from djinn_lib_service.checked_calls import CheckedPieces
 from djinn_lib_service.kinds.executor import (
     CompiledProgram,
     Executor,
@@ -182,7 +182,7 @@ class DefinedPrograms:
 
     def _compiled(self, command: Define, body: Program) -> DefinedProgram:
         program, checked = self._compile(body)
-        if self._spare is not None:
+        if self._spare is not None and not isinstance(program, CheckedPieces):
             self._spare.admit(program)
         return DefinedProgram(command, body, program, checked,
                               stoppable=program if isinstance(program, SupportsStop) else None,
@@ -195,6 +195,4 @@ class DefinedPrograms:
             return executor.compile(body), checked
         if isinstance(executor, SupportsCheckedCompile):
             return executor.compile_checked(body, checked.calls), checked
-        names = sorted({body.templates[template].operator for template in checked.calls})
-        raise UnknownOperatorError(f"The executor {executor.name!r} cannot check the calls of {', '.join(names)}.",
-                                   hint="Serve with an executor that has `compile_checked`.")
+        return CheckedPieces(executor, body, checked.calls), checked

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.call_arguments import Form, resolve
+from djinn_lib_service.checked_calls import checked_call
 from djinn_lib_service.dropout import count_numbers, dropout_numbers, may_drop
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.operators import is_as_declared, operator_named
@@ -15,26 +17,11 @@ from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.switches import Switches, check_switches, switched
 
 from djinn.errors import ProtocolError, SchemaMismatchError, UnknownOperatorError
-from djinn.ir.program import (
-    Argument,
-    ListArgument,
-    Program,
-    Template,
-    TorchArgument,
-    count_tensors,
-)
+from djinn.ir.program import Program, Template, count_tensors
 from djinn.ir.schema import ReturnKind, SchemaFacts, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.wire.tensors import dtype_named
 
-_LAYOUTS = {"strided": torch.strided}
-_MEMORY_FORMATS = {
-    "contiguous_format": torch.contiguous_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-    "preserve_format": torch.preserve_format,
-}
-_CONSTANTS: dict[str, dict[str, Any]] = {"layout": _LAYOUTS, "memory_format": _MEMORY_FORMATS}
 _REFUSED = frozenset({"aten::from_file", "aten::from_file.out", "aten::save"})
 """Operators that access the executor's file system."""
 _UNCHECKED = re.compile(r"aten::_sparse_\w+_unsafe(\.\w+)?")
@@ -70,8 +57,8 @@ class BoundCall:
     """
 
     function: Callable[..., Any]
-    arguments: tuple[Argument | Resolved, ...]
-    keywords: tuple[tuple[str, Argument | Resolved], ...]
+    arguments: tuple[Form, ...]
+    keywords: tuple[tuple[str, Form], ...]
     returns: tuple[ReturnKind, ...]
     written_operands: tuple[int, ...]
     numbers: int
@@ -81,13 +68,6 @@ class BoundCall:
     writes: bool
     probabilities: tuple[int, ...]
     switches: Switches
-
-
-@attrs.frozen
-class Resolved:
-    """A resolved PyTorch constant."""
-
-    value: Any
 
 
 def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[BoundCall]:
@@ -127,31 +107,7 @@ def _growing(function: Callable[..., Any], positions: Sequence[int], keywords: S
 
 
 def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        prepared = check(args, kwargs)
-        try:
-            if prepared is None:
-                return function(*args, **kwargs)
-            returned = function(*prepared.args, **prepared.kwargs)
-            for original, written in prepared.written:
-                if original.shape != written.shape:
-                    original.resize_(written.shape)
-                original.copy_(written)
-        except Exception:
-            _empty_what_reaches_beyond((*args, *kwargs.values()))
-            raise
-        return returned
-
-    return call
-
-
-def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
-    """Empty tensors that were resized without memory for the new size: PyTorch leaves them with that size."""
-    for tensor in tensors_in(arguments):
-        if tensor.layout is torch.strided and tensor.numel():
-            last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-            if (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
-                tensor.resize_(0)
+    return lambda *args, **kwargs: checked_call(check, args, kwargs, function)
 
 
 def _bind(template: Template, device: torch.device) -> BoundCall:
@@ -183,8 +139,8 @@ def _bind(template: Template, device: torch.device) -> BoundCall:
                             [name for name, _ in template.keywords if name in facts.written])
     return BoundCall(
         function=function,
-        arguments=tuple(_resolve(argument, device) for argument in template.arguments),
-        keywords=tuple((name, _resolve(argument, device)) for name, argument in template.keywords),
+        arguments=tuple(resolve(argument, device) for argument in template.arguments),
+        keywords=tuple((name, resolve(argument, device)) for name, argument in template.keywords),
         returns=facts.returns,
         written_operands=tuple(written),
         numbers=sum(map(count_numbers, every)),
@@ -234,26 +190,6 @@ def _under(default_dtype: str, function: Callable[..., Any]) -> Callable[..., An
             torch.set_default_dtype(here)
 
     return call
-
-
-def _resolve(argument: Argument, device: torch.device) -> Argument | Resolved:
-    """Replace a PyTorch constant by its meaning here; logical devices mean this executor's.
-
-    A list of constants is resolved item by item, one level deep at a time.
-    """
-    if isinstance(argument, ListArgument):
-        items: Any = tuple(_resolve(item, device) for item in argument.items)
-        return ListArgument(items)
-    if not isinstance(argument, TorchArgument):
-        return argument
-    if argument.kind == "device":
-        return Resolved(device)
-    if argument.kind == "dtype":
-        return Resolved(dtype_named(argument.name))
-    table = _CONSTANTS.get(argument.kind, {})
-    if argument.name not in table:
-        raise ProtocolError(f"Unknown constant {argument.kind[:20]} {argument.name[:40]!r}.")
-    return Resolved(table[argument.name])
 
 
 def results_of(call: BoundCall, returned: Any) -> list[Any]:

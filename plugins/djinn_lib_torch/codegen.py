@@ -14,13 +14,14 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.call_arguments import Resolved
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import ReturnKind
 from djinn.wire.messages import Poisoned
-from djinn_lib_torch.calls import BoundCall, Resolved
+from djinn_lib_torch.calls import BoundCall
 from djinn_lib_torch.growing import CopiedGrowth
 from djinn_lib_torch.interpreter import interpret, last_uses
 from djinn_lib_torch.torchscript import GraphBudget, GraphSegment, segments_of

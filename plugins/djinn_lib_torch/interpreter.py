@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
+from djinn_lib_service.call_arguments import fill
+from djinn_lib_service.checked_calls import poison_sharing
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
 from djinn_lib_service.operators import operator_named
 
 from djinn.errors import ProtocolError
-from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
+from djinn.ir.program import Program
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Poisoned
-from djinn_lib_torch.calls import BoundCall, Resolved, results_of
+from djinn_lib_torch.calls import BoundCall, results_of
 
 
 def interpret(
@@ -61,11 +62,11 @@ def interpret(
         if stopped is not None:
             if facts_of(operator_named(program.templates[step.template].operator)).changes_metadata:
                 for written in call.written_operands:
-                    poison_storage(operands[written], stopped, known, inputs)
+                    poison_sharing(operands[written], stopped, known, inputs)
             outcome = [stopped] * step.results
         elif poison is not None:
             for written in call.written_operands:
-                poison_storage(operands[written], poison, known, inputs)
+                poison_sharing(operands[written], poison, known, inputs)
             outcome = [poison] * step.results
         elif refused and position in refused:
             outcome = [report(position, refused[position])] * step.results
@@ -103,7 +104,7 @@ def _call(
     relieve: Callable[[], bool],
 ) -> list[Any]:
     try:
-        arguments, keywords = fill(call, operands, numbers)
+        arguments, keywords = fill(call.arguments, call.keywords, operands, numbers)
         results = results_of(call, _called(call, arguments, keywords, relieve))
         if len(results) != expected:
             raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
@@ -123,35 +124,3 @@ def _called(
         if not (call.is_pure and is_out_of_memory(error) and relieve()):
             raise
     return call.function(*arguments, **keywords)
-
-
-def fill(call: BoundCall, operands: Sequence[Any], numbers: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Fill a call's form with operands and numbers."""
-    tensors, values = iter(operands), iter(numbers)
-    arguments = [_value(argument, tensors, values) for argument in call.arguments]
-    return arguments, {name: _value(argument, tensors, values) for name, argument in call.keywords}
-
-
-def _value(argument: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> Any:
-    if isinstance(argument, TensorArgument):
-        return next(tensors)
-    if isinstance(argument, NumberArgument):
-        return next(numbers)
-    if isinstance(argument, (ConstantArgument, Resolved)):
-        return argument.value
-    if isinstance(argument, ListArgument):
-        return [_value(item, tensors, numbers) for item in argument.items]
-    raise TypeError(f"unknown argument form {type(argument).__name__}")
-
-
-def poison_storage(written: Any, poison: Poisoned, known: dict[int, Any], inputs: list[Any]) -> None:
-    """Poison a tensor that was not written, and all other values that would have seen the write."""
-    if not isinstance(written, torch.Tensor):
-        return
-    storage = written.untyped_storage()._cdata
-    for index, value in known.items():
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
-            known[index] = poison
-    for index, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == storage:
-            inputs[index] = poison

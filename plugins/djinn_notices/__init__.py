@@ -25,10 +25,11 @@ def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenB
 
 @hookimpl
 def djinn_session_started(session: Session) -> None:
-    """Refuse a device that the server does not use, and watch whether the program uses the session."""
-    from djinn_notices.sessions import check_device, watch
+    """Refuse a device that the server does not use, look at choices, and watch whether the program uses the session."""
+    from djinn_notices.sessions import check_device, look_at_choices, watch
 
     check_device(session)
+    look_at_choices(session)
     watch(session)
 
 

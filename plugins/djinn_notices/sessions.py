@@ -9,15 +9,20 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from djinn_lib_service.choices import check_choices
 from djinn_lib_trace.waits import DjinnWarning
 
 from djinn.errors import ConfigurationError
 from djinn.settings import Config
+from djinn.settings.core import CacheSettings
+from djinn.settings.selection import PluginSelection
 
 if TYPE_CHECKING:
     from djinn.session.session import Session
 
-__all__ = ("check_device", "ended", "watch")
+__all__ = ("check_device", "ended", "look_at_choices", "watch")
+
+_OF_SERVERS = ("memory", "guard", "authenticator", "admission", "metrics", "store")
 
 _watched: weakref.ref[Session] | None = None
 _process: int | None = None
@@ -42,6 +47,36 @@ def check_device(session: Session) -> None:
                 f"The setting device is {wanted!r}, but the server at {executor.address} uses {used}.",
                 hint=f"Leave the setting out, which chooses the device of an executor in this process, or start the "
                      f"server with djinn serve --device {wanted}.")
+
+
+def look_at_choices(session: Session) -> None:
+    """Look whether the objects that the configuration chooses exist, and have an effect on the session.
+
+    Raises:
+        PluginError: A chosen object does not exist.
+        ConfigurationError: The chosen interceptor is not the one that was installed on ``import djinn``.
+    """
+    plugins = session.plugins
+    chosen = plugins.selection.chosen
+    if not chosen:
+        return
+    installed = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")).chosen.get("interceptor", "device")
+    if chosen.get("interceptor", installed) != installed:
+        raise ConfigurationError(
+            f"The setting plugins chooses the interceptor {chosen['interceptor']!r}, but {installed!r} was installed "
+            "when djinn was imported.", hint="Only the environment variable DJINN_PLUGINS chooses an interceptor.")
+    schemes = {executor.address.partition("://")[0] for executor in session.backend.executors}
+    idle = dict.fromkeys(_OF_SERVERS, "a server uses it, see djinn serve --plugins")
+    idle["engine"] = "djinn cluster up uses it"
+    if not os.environ.get("DJINN_RUN_AS"):
+        idle["mode"] = "djinn run uses it"
+    if not plugins.settings(CacheSettings).result_cache_bytes:
+        idle["cache"] = "no results are kept, see the setting result_cache_bytes"
+    if "local" not in schemes:
+        idle["executor"] = "the server has an executor of its own"
+    if "transport" in chosen and (scheme := plugins.choose("transport").scheme) not in schemes:
+        idle["transport"] = f"it carries {scheme}://, and the session uses {', '.join(sorted(schemes))}"
+    check_choices(plugins, idle)
 
 
 def watch(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 from djinn_lib_server.exposure import check_exposure, is_loopback
@@ -13,12 +14,16 @@ from djinn_server.peers import PeerPolicy
 __all__ = ("check_options",)
 
 
-def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S+")
+
+
+def check_options(options: ServeOptions, *, needs_token: bool, encrypts: bool = False) -> bool:
     """Reject contradictory or unsafe options.
 
     Args:
         options: The options.
         needs_token: Whether the authenticator requires a token.
+        encrypts: Whether the transport of ``--listen`` declares that it encrypts.
 
     Returns:
         Whether only this machine can connect.
@@ -33,6 +38,15 @@ def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
     if address.unix and (address.host != LOOPBACK or address.port or tls.cert):
         raise ConfigurationError("--unix cannot be used with --host, --port or --tls-cert: a server listens on one "
                                  "address, and nothing leaves the machine there.")
+    if address.listen:
+        if address.unix or address.host != LOOPBACK or address.port:
+            raise ConfigurationError("--listen cannot be used with --unix, --host or --port: a server listens on one "
+                                     "address.")
+        if not _ADDRESS.fullmatch(address.listen):
+            raise ConfigurationError(f"--listen {address.listen!r} is no address.", hint="Write SCHEME://HOST:PORT.")
+        if tls.cert and not encrypts:
+            raise ConfigurationError(f"The transport of {options.scheme}:// does not declare that it encrypts, so "
+                                     "--tls-cert would have no effect.", hint="Listen on tls://HOST:PORT.")
     if not all(options.device.names) and len(options.device.names) > 1:
         raise ConfigurationError(f"{options.device.device!r} is no list of devices.",
                                  hint="Write --device cuda:0,cuda:1.")
@@ -43,6 +57,7 @@ def check_options(options: ServeOptions, *, needs_token: bool) -> bool:
         _ = options.memory.for_manager
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
-    is_private = bool(address.unix) or is_loopback(address.host)
+    is_private = not address.reachable_at or is_loopback(address.reachable_at)
     PeerPolicy.parse(options.peers, is_private=is_private)
-    return is_private or check_exposure(address.host, is_encrypted=bool(tls.cert), needs_token=needs_token)
+    return is_private or check_exposure(
+        address.reachable_at, is_encrypted=bool(tls.cert), needs_token=needs_token)

@@ -17,6 +17,7 @@ from djinn_lib_server.kinds.authenticator import AuthenticatorFactory
 from djinn_lib_server.kinds.metrics import MetricsFactory
 from djinn_lib_server.kinds.store import ModelStoreFactory
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.choices import check_choices
 from djinn_lib_service.content_store import read_digests
 from djinn_lib_service.listening import listen
 
@@ -44,10 +45,14 @@ from djinn_server.supervisor import Supervisor
 if TYPE_CHECKING:
     from djinn_lib_service.kinds.executor import ExecutorFactory
 
+    from djinn.kinds.transport import Transport
     from djinn.plugins import Plugins
 
 __all__ = ("ListenError", "open_server")
 
+_OF_SESSIONS = ("interceptor", "classifier", "source", "analyzer", "pattern", "exporter", "scheduler", "backend",
+                "cache", "observer")
+"""Kinds that servers do not use."""
 _SECRETS = frozenset({"DJINN_TOKEN", "DJINN_OWNER"})
 """Environment variables that only the gateway may read."""
 _log = logging.getLogger("djinn.server")
@@ -95,6 +100,7 @@ def open_server(
     places = [_place(plugins.find_executor(device or "cpu").value, device) for device in options.device.names]
     for kind in ("guard", "shapes"):
         plugins.choose(kind, DEFAULTS[kind])
+    transport = _transport(options, plugins)
     memory_plugin(plugins, is_needed=options.limits.memory_bytes > 0)
     authenticators: AuthenticatorFactory = plugins.choose("authenticator", DEFAULTS["authenticator"])
     admissions: AdmissionFactory = plugins.choose("admission", DEFAULTS["admission"])
@@ -102,7 +108,8 @@ def open_server(
     outputs: list[MetricsFactory] = plugins.all("metrics")
 
     def check(options: ServeOptions) -> bool:
-        return check_options(options, needs_token=authenticators.check(options))
+        return check_options(options, needs_token=authenticators.check(options),
+                             encrypts=getattr(transport, "encrypts", False))
 
     def read_again() -> tuple[ServeOptions, list[str]]:
         now, left = read()
@@ -119,8 +126,11 @@ def open_server(
     # Forks inherit what this process has in memory. Files with tokens and keys are read after this.
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
-    transport = plugins.transport_for(options.scheme)
     hands_over = options.scheme != "tls" and isinstance(transport, SupportsAdoption)
+    if not (hands_over or options.address.reachable_at):
+        raise ConfigurationError(
+            f"The transport {transport.name} cannot give connections to other processes, and workers cannot listen "
+            f"beside {options.url}.", hint=f"Listen on {options.scheme}://HOST:PORT.")
     try:
         # First, before anything that takes time: an address in use is the most common mistake.
         listener = listen(transport, options.url, options.tls.for_listening)
@@ -155,6 +165,29 @@ def open_server(
         if not is_loopback(options.metrics.host):
             _log.warning("other machines can read the metrics on %s", page)
     return gateway, Reloading(options, read_again, check, listener, authentication, supervisor, gateway.renew)
+
+
+def _transport(options: ServeOptions, plugins: Plugins) -> Transport:
+    """Return the transport that clients connect with, once the choices of plugins were checked.
+
+    Raises:
+        ConfigurationError: Another one is chosen.
+        PluginError: There is none for the address, or a chosen object does not exist.
+    """
+    idle = dict.fromkeys(_OF_SESSIONS, "sessions use it, see djinn.init(plugins=...)")
+    idle |= {"engine": "djinn cluster up uses it", "mode": "djinn run uses it"}
+    if not options.limits.memory_bytes:
+        idle["memory"] = "there is no --memory-mib"
+    if not options.models:
+        idle["store"] = "there is no --models"
+    check_choices(plugins, idle)
+    transport = plugins.transport_for(options.scheme)
+    chosen = plugins.choose("transport") if "transport" in plugins.selection.chosen else transport
+    if chosen.scheme != options.scheme:
+        raise ConfigurationError(
+            f"The chosen transport {chosen.name!r} carries {chosen.scheme}://, and this server listens on "
+            f"{options.scheme}://.", hint=f"Give --listen {chosen.scheme}://HOST:PORT, or choose another transport.")
+    return transport
 
 
 def _with_device(options: ServeOptions, plugins: Plugins) -> ServeOptions:

@@ -22,7 +22,7 @@ from djinn_lib_graph.metadata import DataResidency, Evidence, MetadataPlaceholde
 import djinn
 from djinn.errors import AmbiguousPluginError, PluginError, PluginValidationError
 from djinn.ir.phase import ExecutionPhase
-from djinn.plugins import Registered
+from djinn.plugins import PluginSelection, Registered
 
 GRAPH = blocks()[0]
 FIRST, SECOND = (node.id for node in GRAPH.nodes()[:2])
@@ -48,8 +48,12 @@ class Pair:
 class Installed:
     """Plugins as a session has them."""
 
-    def __init__(self, **objects: Sequence[Any]) -> None:
+    def __init__(self, selection: str = "", **objects: Sequence[Any]) -> None:
+        self.selection = PluginSelection.parse(selection)
         self._objects = objects
+
+    def registered(self, kind: str) -> dict[str, list[Registered]]:
+        return {entry.name: [entry] for entry in self.find_all(kind)}
 
     def find_all(self, kind: str) -> list[Registered]:
         return [Registered(kind, value.name, f"acme-{kind}-{value.name}", "acme 1", value)
@@ -158,10 +162,16 @@ def test_an_unknown_suffix_and_name_are_named_with_those_that_exist(
 
 
 def test_two_exporters_of_one_suffix_are_told_apart_by_name(tmp_path: Path, install: Callable[..., None]) -> None:
-    install(exporter=[JsonExporter(), Page("other")])
-    with pytest.raises(AmbiguousPluginError, match="'json' of acme-exporter-json and 'other' of acme-exporter-other"):
-        bare(GRAPH).export(tmp_path / "a.json")
-    assert bare(GRAPH).export(tmp_path / "a.json", exporter="other").read_text() == "other"
+    exporters = [Page("one", ".x"), Page("other", ".x"), Page("longer", ".y.x"), JsonExporter(), Page("mine")]
+    install(exporter=exporters)
+    with pytest.raises(AmbiguousPluginError, match="'one' of acme-exporter-one and 'other' of acme-exporter-other"):
+        bare(GRAPH).export(tmp_path / "a.x")
+    assert bare(GRAPH).export(tmp_path / "a.x", exporter="other").read_text() == "other"
+    assert bare(GRAPH).export(tmp_path / "a.y.x").read_text() == "longer"
+    assert bare(GRAPH).export(tmp_path / "a.json").read_text() != "mine", "without a choice, djinn's own is used"
+    install(selection="exporter=mine", exporter=exporters)
+    assert bare(GRAPH).export(tmp_path / "a.json").read_text() == "mine"
+    assert bare(GRAPH).export(tmp_path / "a.y.x").read_text() == "longer"
 
 
 def test_a_graph_is_annotated_without_a_session() -> None:

@@ -176,6 +176,10 @@ def test_transports_are_chosen_by_scheme_and_may_be_ambiguous(install: Install) 
     chosen = Plugins.load(PluginSelection.parse("transport=two"))
     assert chosen.transport_for("acme").name == "two"
     assert chosen.transport_for("tcp").name == "tcp"
+    install("acme-tcp", TRANSPORT.format(name="mine", scheme="tcp"))
+    assert Plugins.load().transport_for("tcp").name == "tcp", "without a choice, djinn's own is used"
+    assert Plugins.load(PluginSelection.parse("transport=mine")).transport_for("tcp").name == "mine"
+    assert Plugins.load(PluginSelection.parse("-djinn-transport-tcp")).transport_for("tcp").name == "mine"
     with pytest.raises(PluginError, match="pigeon://.*acme://.*tcp://"):
         chosen.transport_for("pigeon")
 
