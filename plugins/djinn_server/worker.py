@@ -11,6 +11,7 @@ import queue
 import socket
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -29,7 +30,7 @@ from djinn_lib_service.options import ListenOptions
 from djinn_lib_service.stored_models import provide
 from djinn_lib_service.upload_dedup import this_machine
 
-from djinn.errors import DjinnError, RefusedError, TransportError
+from djinn.errors import DjinnError, PluginError, RefusedError, TransportError
 from djinn.kinds.transport import Transport
 from djinn.wire.messages import Goodbye, Hello
 from djinn_server.board import Board
@@ -174,8 +175,9 @@ def main() -> None:
     try:
         server, inlet, allowances, line, answers = _open(setup, turns, _board(board), fence, dialer, control)
         fence.seal()
-    except DjinnError as error:
-        control.send(Failed(error.code, error.summary, error.hint))
+    except Exception as error:  # noqa: BLE001  # plugins may raise anything
+        reason = error if isinstance(error, DjinnError) else _plugin_failed(error)
+        control.send(Failed(reason.code, reason.summary, reason.hint))
         sys.exit(1)
     if turns is not None:
         threading.Thread(target=turns.run, args=(line,), name="djinn-turns", daemon=True).start()
@@ -190,6 +192,16 @@ def main() -> None:
     logging.shutdown()
     # Running programs cannot be interrupted, and an ordinary exit would tear PyTorch down beneath them.
     os._exit(0 if stopped else 1)
+
+
+def _plugin_failed(error: Exception) -> PluginError:
+    """Return the error for an exception that is not djinn's, with the line that raised it."""
+    line = traceback.extract_tb(error.__traceback__)[-1]
+    return PluginError(
+        f"A worker could not begin: {type(error).__name__}: {error} ({line.filename}, line {line.lineno}).",
+        hint="In a worker's sandbox, a plugin opens no files, starts no programs and connects to nothing. Let it log "
+             "with Python's logging: the server writes these lines. Or serve with --sandbox off."
+        if isinstance(error, OSError) else "Correct the plugin, or switch it off with DJINN_PLUGINS=-NAME.")
 
 
 class GatewayTurns:

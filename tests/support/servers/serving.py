@@ -75,7 +75,10 @@ class Serving:
         line = self.process.stdout.readline()
         patience.cancel()
         self.address = line.strip().removeprefix("djinn serving ")
-        assert self.address != line.strip(), f"it said {line!r}:\n{log.read_text()}"
+        if self.address == line.strip():
+            self.process.stdout.close()
+            self.process.wait(STOP_TIMEOUT_S)
+            raise AssertionError(f"it said {line!r}:\n{log.read_text()}")
         self.port = int(self.address.rpartition(":")[2])
 
     @property
