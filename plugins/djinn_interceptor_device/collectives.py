@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ("NAMESPACES", "run")
 
-NAMESPACES = ("c10d", "_c10d_functional")
+NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 _RECEIVE = ("c10d::recv_", "c10d::recv_any_source_")
 _expected: set[Any] = set()
 """Unfinished receptions; kept, since PyTorch holds only the part of such an object that is written in C++."""

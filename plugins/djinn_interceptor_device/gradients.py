@@ -6,6 +6,7 @@ needed, the operation is aborted there and called again with arguments that were
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,28 @@ def _again(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
         return function(*moved_args, **moved_kwargs)
 
     return handle
+
+
+def run_hooks_with_functions() -> None:
+    """Let backward passes of lazy tensors run hooks and functions of Python as forward passes do.
+
+    A handler starts such a pass while ``__torch_function__`` is disabled, and PyTorch would leave it disabled for
+    hooks, recomputation and custom functions: storages would be those of a wrapper without memory, and composites
+    would be decomposed that a forward pass keeps whole.
+    """
+    changed: Any = torch.autograd
+    changed._engine_run_backward = _with_functions(changed._engine_run_backward)
+
+
+def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(item, LazyTensor) for item in outputs):
+            return original(outputs, *args, **kwargs)
+        with torch._C._EnableTorchFunction():
+            return original(outputs, *args, **kwargs)
+
+    return engine_run_backward
 
 
 def notice_fused_optimizers() -> None:

@@ -29,6 +29,7 @@ from djinn_interceptor_device import (
     jagged,
     methods,
     optimizers,
+    process_groups,
     process_switches,
     profiling,
     saving,
@@ -106,7 +107,9 @@ class DeviceInterceptor:
             storage_references.install()
             profiling.install()
             gradients.notice_fused_optimizers()
+            gradients.run_hooks_with_functions()
             process_switches.install()
+            process_groups.install(DEVICE_NAME)
             use_interrupt_handler(interrupts)
             checkpoint_files.install()
             higher_order.install()

@@ -17,9 +17,9 @@ from djinn_mode_cuda import (
     compiling,
     kernels,
     legacy_types,
-    nccl,
     one_device,
     precision,
+    process_groups,
     profiling,
     runtime_functions,
     tensors,
@@ -49,7 +49,7 @@ def cuda_alias() -> Iterator[None]:
         precision.replace(patches)
         compiling.replace(patches)
         one_device.replace(patches)
-        nccl.replace(patches)
+        process_groups.replace(patches)
         profiling.replace(patches)
         runtime_functions.replace(patches)
         absent.hide(patches)

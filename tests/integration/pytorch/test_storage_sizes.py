@@ -69,6 +69,45 @@ def test_fsdp_frees_memory_of_the_server() -> None:
     assert before_mib - _used_mib() == pytest.approx(0, abs=0.1)
 
 
+def _freed_in_backward(device: str) -> list[Any]:
+    """Free memory wherever Python runs in a backward pass."""
+    tensors = [torch.ones(4, device=device) for _ in range(4)]
+    found: list[Any] = []
+
+    def free(tensor: torch.Tensor) -> None:
+        tensor.untyped_storage().resize_(0)
+        found.append((tensor.untyped_storage().size(), tensor.shape))
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone()
+
+        @staticmethod
+        def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            free(tensors[0])
+            return gradients[0]
+
+    def recomputed(tensor: torch.Tensor) -> torch.Tensor:
+        if calls:
+            free(tensors[1])
+        calls.append(tensor)
+        return tensor.sin()
+
+    calls: list[torch.Tensor] = []
+    leaf = torch.ones(4, device=device, requires_grad=True)
+    leaf.register_post_accumulate_grad_hook(lambda _: free(tensors[2]))
+    made = Identity.apply(torch.utils.checkpoint.checkpoint(recomputed, leaf, use_reentrant=False))  # type: ignore[no-untyped-call]  # untyped there
+    made.register_hook(lambda _: free(tensors[3]))
+    made.sum().backward()
+    assert leaf.grad is not None
+    return [*found, leaf.grad.tolist()]
+
+
+def test_memory_is_freed_in_a_backward_pass() -> None:
+    assert _freed_in_backward(DEVICE) == _freed_in_backward("cpu")
+
+
 def test_a_size_that_holds_some_tensors_only_is_refused_and_changes_nothing() -> None:
     x = torch.arange(4.0, device=DEVICE)
     with pytest.raises(UnsupportedTensorError, match="tensors of more than 8 bytes cannot be resized"):
