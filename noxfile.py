@@ -92,9 +92,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run("pytest", *session.posargs, env=PROFILE)
         return
-    # By file, since tests of one file share servers; in the order of `testpaths`. Eight processes more than there are
-    # processors, because tests wait for servers, and other processes may be at work. One thread each.
-    processes = str(min(10, (os.cpu_count() or 1) + 8))
+    # By file, since tests of one file share servers; in the order of `testpaths`. Ten processes, since
+    # tests wait for servers, and one for each processor where there are more. One thread each.
+    processes = str(max(10, os.cpu_count() or 1))
     parts = [["-p", "support.processes.forks", "--forks", processes]]
     if sys.platform != "linux":  # a process that has used a Mac's libraries must not fork
         parts = [["-n", processes, "--dist=loadfile", "--no-loadscope-reorder", "-m", "not alone"], ["-m", "alone"]]

@@ -168,7 +168,7 @@ class Backend(Protocol):
         """Return counters of messages, bytes and values."""
 
     def close(self) -> None:
-        """Close the connections. Never raises."""
+        """Close the connections, also if an interrupt ends a wait; only the interrupt is raised, afterwards."""
 
 
 OpenBackend: TypeAlias = "Callable[[Sequence[Connection], Tape, deque[int]], Backend]"

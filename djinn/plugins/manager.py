@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType, ModuleType
@@ -20,7 +19,7 @@ from djinn import hookspecs
 from djinn.errors import AmbiguousPluginError, PluginError, PluginLoadError, PluginValidationError
 from djinn.plugins.checks import check_hooks, check_object, hook_of, remedy
 from djinn.settings.core import Config
-from djinn.settings.declared import Declarations, Setting, Side
+from djinn.settings.declared import Declarations, Side
 from djinn.settings.resolved import Settings, selection_of, sources_of
 from djinn.settings.selection import DEFAULT_EXECUTORS, KINDS, PluginSelection
 
@@ -106,7 +105,6 @@ class Plugins:
         self._manager.add_hookspecs(hookspecs)
         self.distributions: dict[str, str] = {}
         self._registered: dict[str, list[Registered]] = {}
-        self._switched_off: list[EntryPoint | InProcess] = []
         self.settings = Settings()
         self.declared = Declarations()
         self.declared.add(Config, "both")
@@ -168,28 +166,16 @@ class Plugins:
 
     def configure(self, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> None:
         """Resolve the settings; arguments and errors are those of `configured`."""
-        off = self._settings_switched_off(given, environ)
         # What all sources say about plugins has been combined already.
         given = {**given, "plugins": self.selection}
-        sources = sources_of(given, environ, {**self.declared.by_name, **off})
-        self.settings = Settings.resolve(self.declared, sources, side, off)
+        sources = sources_of(given, environ, self.declared.by_name)
+        self.settings = Settings.resolve(self.declared, sources, side, self.disabled)
         self._give_settings(entry for entries in self._registered.values() for entry in entries)
 
     def _give_settings(self, entries: Iterable[Registered]) -> None:
         for entry in entries:
             if hasattr(entry.value, "use_settings"):
                 entry.value.use_settings(self.settings)
-
-    def _settings_switched_off(self, given: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Setting]:
-        """Find out what settings switched-off plugins have. They are imported only to explain an unknown setting."""
-        unknown = {name for source in sources_of(given, environ, {}) for name in source.values}
-        unknown |= {name.removeprefix("DJINN_").lower() for name in environ if name.startswith("DJINN_")}
-        declared = Declarations()
-        for entry_point in self._switched_off if unknown - self.declared.by_name.keys() - {"config"} else ():
-            # A plugin may be switched off because it is broken.
-            with suppress(Exception):
-                entry_point.load().djinn_add_settings(settings=declared.of(entry_point.name))
-        return declared.by_name
 
     def _load(self, name: str, found: Mapping[str, list[EntryPoint | InProcess]]) -> None:
         candidates = found.get(name)
@@ -199,7 +185,6 @@ class Plugins:
                               hint=f"Did you mean {close[0]!r}?" if close else "Install it, or correct DJINN_PLUGINS.")
         if name in self.selection.disabled:
             self.disabled[name] = ", ".join(map(_distribution_of, candidates))
-            self._switched_off += candidates
             return
         if len(candidates) > 1:
             raise AmbiguousPluginError(

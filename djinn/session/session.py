@@ -341,7 +341,11 @@ class Session:
                 return
             stats = self.stats()
             self.closed = True
-            self.backend.close()
+            interrupt: BaseException | None = None
+            try:
+                self.backend.close()
+            except BaseException as error:  # noqa: BLE001  # raised once the session has ended
+                interrupt = error
             self.tape.nodes.clear()
         told = {f"observer {each.name}": partial(each.observe, stats) for each in self.plugins.all("observer")}
         for each in reversed(self.plugins.hook.djinn_session_closed.get_hookimpls()):
@@ -351,6 +355,8 @@ class Session:
                 tell()
             except Exception:
                 log.exception("the %s failed at the end of a session", who)
+        if interrupt is not None:
+            raise interrupt
 
     def _interrupted(self) -> None:
         """Cancel the submitted work."""

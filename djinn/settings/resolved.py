@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import attrs
@@ -14,6 +13,7 @@ import attrs
 from djinn.errors import ConfigurationError
 from djinn.settings.core import Config
 from djinn.settings.declared import Declarations, Setting, Side
+from djinn.settings.privacy import remedy_of
 from djinn.settings.selection import PluginSelection
 
 __all__ = ("FILE_VARIABLE", "Settings", "Source", "selection_of", "sources_of")
@@ -34,8 +34,8 @@ class Source:
     """Describes where the value of a setting comes from."""
     is_shared: bool = True
     """Whether sessions and servers both read it; each then takes what it has a use for."""
-    others_can_read: bool = False
-    """Whether it is a file that other users of this machine can read."""
+    exposed: str = ""
+    """If it is a file that other users of this machine can read: the command that makes it private."""
 
 
 class Settings:
@@ -64,7 +64,7 @@ class Settings:
     @classmethod
     def resolve(
         cls, declared: Declarations, sources: Sequence[Source], side: Side = "session",
-        switched_off: Mapping[str, Setting] = MappingProxyType({}),
+        switched_off: Iterable[str] = (),
     ) -> Settings:
         """Resolve settings.
 
@@ -72,7 +72,7 @@ class Settings:
             declared: All settings.
             sources: Values, of the lowest precedence first.
             side: Whose settings these are.
-            switched_off: Settings of plugins that are switched off.
+            switched_off: Plugins that are switched off. They are not imported, so their settings are unknown.
 
         Raises:
             ConfigurationError: A setting is unknown or has an invalid value. The error names all such settings, their
@@ -89,7 +89,7 @@ class Settings:
                 if name in known:
                     given[name] = value, source
                 elif name not in declared.by_name or not source.is_shared:
-                    mistakes.append(_unknown(name, source, declared.by_name, switched_off))
+                    mistakes.append(_unknown(name, source, declared.by_name, ", ".join(sorted(switched_off))))
         values = {}
         for name, (value, source) in given.items():
             one, origin = known[name], source.origin_of(name)
@@ -98,8 +98,8 @@ class Settings:
             except (ValueError, TypeError):
                 shown = "something that is not allowed" if one.secret else repr(value)
                 mistakes.append((f"The setting {name} is {shown} ({origin})", f"{name} may be {one.allowed}."))
-            if one.secret and source.others_can_read:
-                mistakes.append((f"Others can read {origin}, which has the secret {name}", f"Run chmod 600 {origin}."))
+            if one.secret and source.exposed:
+                mistakes.append((f"Others can read {origin}, which has the secret {name}", f"Run {source.exposed}."))
         if mistakes:
             told, hints = zip(*mistakes, strict=True)
             raise ConfigurationError("; ".join(told) + ".", hint=" ".join(dict.fromkeys(hints)))
@@ -146,27 +146,22 @@ def _file(path: Path) -> Source:
 
     try:
         with path.open("rb") as file:
-            others_can_read = os.name == "posix" and bool(os.fstat(file.fileno()).st_mode & 0o077)
+            exposed = remedy_of(path, os.fstat(file.fileno()))
             content = tomllib.load(file)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"The file of settings {path} cannot be read: {error}.",
                                  hint=f"Correct {FILE_VARIABLE} or the file.") from None
     values = {name.replace("-", "_"): value for name, value in content.items()}
-    return Source(values, lambda _: str(path), others_can_read=others_can_read)
+    return Source(values, lambda _: str(path), exposed=exposed)
 
 
-def _unknown(
-    name: str, source: Source, declared: Mapping[str, Setting], switched_off: Mapping[str, Setting]
-) -> tuple[str, str]:
+def _unknown(name: str, source: Source, declared: Mapping[str, Setting], off: str) -> tuple[str, str]:
     """Say what is wrong with a setting that does not exist here, and what to do."""
     origin = source.origin_of(name)
-    if name in switched_off:
-        plugin = switched_off[name].plugin
-        return (f"The setting {name} ({origin}) belongs to the plugin {plugin}, which is switched off",
-                f"Leave {name} out, or take -{plugin} out of the setting plugins.")
     if name in declared:
         return (f"The setting {name} ({origin}) is one of a {declared[name].side}",
                 "Servers take theirs from the options of djinn serve, sessions from djinn.init.")
     close = difflib.get_close_matches(name, declared, 1)
     return (f"There is no setting {name!r} ({origin})",
-            f"Did you mean {close[0]}?" if close else f"Settings are {', '.join(sorted(declared))}.")
+            (f"Did you mean {close[0]}?" if close else f"Settings are {', '.join(sorted(declared))}.")
+            + (f" It may be one of a plugin that is switched off: {off}." if off else ""))

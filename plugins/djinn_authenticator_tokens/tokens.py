@@ -17,9 +17,11 @@ from typing import Annotated
 import msgspec
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.tenants import NAME
+from djinn_lib_service.file_identity import FileIdentity, identity_in
 from msgspec import Meta
 
 from djinn.errors import ConfigurationError
+from djinn.settings.privacy import remedy_of
 from djinn_authenticator_tokens.expiry import LATEST_S
 
 __all__ = ("Secret", "TokenFile", "TokenRecord", "Tokens", "default_path")
@@ -135,9 +137,9 @@ class TokenFile:
         """
         try:
             with self.path.open("rb") as file:
-                if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
+                if remedy := remedy_of(self.path, os.fstat(file.fileno())):
                     raise ConfigurationError(f"Others can read or write {self.path}.",
-                                             hint=f"See who has, and run: chmod 600 {self.path}")
+                                             hint=f"See who has, and run: {remedy}")
                 data = file.read(_MAX_FILE_BYTES)
         except FileNotFoundError:
             return Tokens()
@@ -220,13 +222,12 @@ class TokenFile:
             self._entry(name)
             self._put(name, None)
 
-    def state(self) -> tuple[int, int, int] | None:
+    def state(self) -> FileIdentity | None:
         """Return a value that changes when the file changes; ``None`` if there is no file."""
         try:
-            found = self.path.stat()
+            return identity_in(self.path.stat())
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _entry(self, name: str) -> TokenRecord:
         entry = self.read().tenants.get(name)

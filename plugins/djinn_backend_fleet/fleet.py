@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -247,8 +248,9 @@ class Fleet:
 
     def close(self) -> None:
         """Close the connections."""
-        for link in self.executors:
-            link.close()
+        with ExitStack() as closing:
+            for link in self.executors:
+                closing.callback(link.close)
 
     def stats(self) -> dict[str, int]:
         """Count what went over the links."""

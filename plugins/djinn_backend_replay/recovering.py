@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class Recovering:
-    """Submits work as a link does, and restores the session on another server when the server dies.
+    """Submits work through another backend, and restores the session on another server when the server dies.
 
     A `djinn.kinds.backend.Backend`.
 

@@ -47,6 +47,8 @@ class _Kept:
     gpus: str
     record: ProgramRecord
     process: subprocess.Popen[bytes] | None = None
+    serving_since: float = 0.0
+    """When it announced its address; 0 if it has not since it was last started."""
 
 
 class KeptPrograms:
@@ -110,13 +112,13 @@ class KeptPrograms:
     async def _keep(self, kept: _Kept) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
-            began = time.monotonic()
+            kept.serving_since = 0.0
             await self._run_once(kept)
-            is_steady = kept.record.state == "starting" and time.monotonic() - began > STEADY_S
+            is_steady = kept.serving_since and time.monotonic() - kept.serving_since > STEADY_S
             pause_s = FIRST_PAUSE_S if is_steady else min(2 * pause_s, LONGEST_PAUSE_S)
             with anyio.move_on_after(pause_s):
                 await self._stopping.wait()
-            kept.record.restarts += 1
+            kept.record.restarts += not self._stopping.is_set()
 
     async def _run_once(self, kept: _Kept) -> None:
         """Run a program until it ends, and the rest of its group with it."""
@@ -132,7 +134,7 @@ class KeptPrograms:
             os.close(writer)
         self._changed(kept.record, pid=process.pid, born=born(process.pid))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._hear, kept.record, reader)
+            tasks.start_soon(self._hear, kept, reader)
             tasks.start_soon(self._end_in_time, process.pid)
             status = await anyio.to_thread.run_sync(process.wait, limiter=self._threads)
             kept.process = None
@@ -152,9 +154,9 @@ class KeptPrograms:
                 program.command, stdin=subprocess.DEVNULL, stdout=writer, stderr=log, env=environment,
                 start_new_session=True)
 
-    async def _hear(self, record: ProgramRecord, reader: int) -> None:
+    async def _hear(self, kept: _Kept, reader: int) -> None:
         """Read the address, and then drop the rest, so that the program never waits for a reader."""
-        said = b""
+        said, record = b"", kept.record
         try:
             while True:
                 await anyio.wait_readable(reader)
@@ -164,6 +166,7 @@ class KeptPrograms:
                 said = (said + part)[:MAX_LINE_BYTES]
                 line, end, _ = said.partition(b"\n")
                 if end and not record.address and (words := line.decode("utf-8", "replace").split()):
+                    kept.serving_since = time.monotonic()
                     self._changed(record, state="serving", address=words[-1])
         finally:
             os.close(reader)

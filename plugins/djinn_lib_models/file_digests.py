@@ -23,6 +23,8 @@ from djinn_lib_service.cache_files import cache_folder, write_whole
 from djinn_lib_service.file_identity import CHUNK_BYTES, COARSE_NS, FileIdentity, identity_of
 from msgspec import Meta
 
+from djinn.settings.privacy import remedy_of
+
 if TYPE_CHECKING:
     from djinn_lib_service.tensor_extents import TensorExtent
 
@@ -144,8 +146,7 @@ def _remembered() -> dict[str, _Known]:
     """Read the remembered digests, unless others could have written them."""
     try:
         with _path().open("rb") as file:
-            status = os.fstat(file.fileno())
-            if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
+            if remedy_of(_path(), os.fstat(file.fileno())):
                 return {}
             return {known.path: known for known in _decoder.decode(file.read(MAX_BYTES))}
     except (OSError, RuntimeError, ValueError, msgspec.DecodeError):

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from djinn.errors import ConfigurationError
+from djinn.settings.privacy import remedy_of
 
 __all__ = ("key_in",)
 
@@ -28,20 +29,14 @@ def key_in(path: Path, *, makes: bool = False) -> str:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
                 file.write(secrets.token_urlsafe(32) + "\n")
-        is_exposed = os.name == "posix" and _is_exposed(path.stat(), os.geteuid())
-        found = path.read_text(encoding="utf-8").strip()
+        with path.open(encoding="utf-8") as file:
+            remedy, found = remedy_of(path, os.fstat(file.fileno())), file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The key {path} cannot be read: {error}.",
                                  hint="Give a file that this user can read.") from None
-    if is_exposed:
-        raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run chmod 600 {path}.")
+    if remedy:
+        raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run {remedy}.")
     if len(found) < MIN_KEY_CHARACTERS:
         raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
                                  hint="Remove the file, and let another one be made.")
     return found
-
-
-def _is_exposed(status: os.stat_result, user: int) -> bool:
-    """Whether others can read a file. The administrator may have given one to a group of this user."""
-    is_given = status.st_uid == 0 and user != 0
-    return bool(status.st_mode & (0o037 if is_given else 0o077))

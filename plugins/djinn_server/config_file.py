@@ -17,6 +17,7 @@ from djinn_lib_server.options import declared
 from typer.models import OptionInfo
 
 from djinn.errors import ConfigurationError
+from djinn.settings.privacy import remedy_of
 from djinn_server.plugin_settings import more_options
 
 __all__ = ("RELOADED", "read_config", "reread", "use_config")
@@ -58,7 +59,7 @@ def read_config(path: Path, command: Callable[..., None], others: Sequence[str] 
     """
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            remedy = remedy_of(path, os.fstat(file.fileno()))
             content = tomllib.load(file)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from None
@@ -68,8 +69,8 @@ def read_config(path: Path, command: Callable[..., None], others: Sequence[str] 
     if unknown := sorted(set(content) - set(options) - set(others)):
         raise ConfigurationError(f"{path} has {unknown[0]!r}, which is no option that can stand there.",
                                  hint="Write options without the dashes in front of them: max-sessions = 4.")
-    if "token" in content and os.name == "posix" and mode & 0o077:
-        raise ConfigurationError(f"Others can read or write {path}, and it has a token.", hint=f"Run: chmod 600 {path}")
+    if "token" in content and remedy:
+        raise ConfigurationError(f"Others can read or write {path}, and it has a token.", hint=f"Run: {remedy}")
     for name, value in content.items():
         if name in others:
             continue

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,6 +34,8 @@ MAX_ANSWER_BYTES = 2**26
 REQUEST_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 120.0
 MAX_OPERATORS = 8
+STARTING_S = 10.0
+"""A server that has bound its socket listens on it within this time."""
 """Maximum number of concurrent connections; further ones are refused."""
 _MAX_PATH_BYTES = 107
 _LEFT = (OSError, anyio.BrokenResourceError, anyio.EndOfStream, anyio.IncompleteRead, anyio.DelimiterNotFound)
@@ -82,26 +85,33 @@ def check_path(path: Path) -> None:
 
 def servers(folder: Path) -> Iterator[Path]:
     """List the sockets in a folder, oldest first, and remove those of servers that died."""
-    with contextlib.suppress(FileNotFoundError):
-        for path in sorted(folder.glob("*.sock"), key=lambda path: path.stat().st_mtime):
-            with socket.socket(socket.AF_UNIX) as probe:
-                probe.setblocking(False)
-                try:
-                    probe.connect(str(path))
-                except BlockingIOError:
-                    pass  # it is there, with more callers than it has answered
-                except ConnectionRefusedError:
-                    if not _is_starting(path):
-                        path.unlink(missing_ok=True)
-                    continue
-                except OSError as error:
-                    _log.info("%s: %s", path, error)
-                    continue
-            yield path
+    found = list[tuple[float, Path]]()
+    for path in folder.glob("*.sock"):
+        # A server may end meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path))
+    for bound_s, path in sorted(found):
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except BlockingIOError:
+                pass  # it is there, with more callers than it has answered
+            except ConnectionRefusedError:
+                if not _is_starting(path, bound_s):
+                    path.unlink(missing_ok=True)
+                continue
+            except OSError as error:
+                _log.info("%s: %s", path, error)
+                continue
+        yield path
 
 
-def _is_starting(path: Path) -> bool:
+def _is_starting(path: Path, bound_s: float) -> bool:
     """Return whether the server that a default path is named after may have bound its socket a moment ago."""
+    if time.time() - bound_s > STARTING_S:
+        # Its process has ended, and another one may have its number.
+        return False
     try:
         os.kill(int(path.stem), 0)
     except (ValueError, OverflowError, ProcessLookupError):

@@ -71,20 +71,28 @@ def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> I
         if path.name.startswith("."):
             continue
         if path.is_dir():
-            if path.name.startswith(_HUB):
-                yield from _snapshots(path)
-                continue
-            if has_weights := _has_weights(path):
-                yield from _variants(_named(path.relative_to(root), path))
-            if depth < MAX_DEPTH and not path.is_symlink():
-                # Below a model, there may be its parts; loose files there, such as its original form, are no models.
-                yield from _below(root, path, depth + 1, is_model=is_model or has_weights)
+            try:
+                yield from list(_in_folder(root, path, depth, is_model=is_model))
+            except OSError:
+                # It may be another user's, or be removed at this moment. Its files are looked at later, and say why.
+                yield _named(path.relative_to(root), path)
         elif is_model:
             continue
         elif path.name.endswith(SUFFIX):
             yield _named(path.relative_to(root).with_name(path.name.removesuffix(SUFFIX)), path)
         elif path.suffix in ARCHIVES:
             yield Candidate(path.relative_to(root).as_posix(), "", path)
+
+
+def _in_folder(root: Path, path: Path, depth: int, *, is_model: bool) -> Iterator[Candidate]:
+    if path.name.startswith(_HUB):
+        yield from _snapshots(path)
+        return
+    if has_weights := _has_weights(path):
+        yield from _variants(_named(path.relative_to(root), path))
+    if depth < MAX_DEPTH and not path.is_symlink():
+        # Below a model, there may be its parts; loose files there, such as its original form, are no models.
+        yield from _below(root, path, depth + 1, is_model=is_model or has_weights)
 
 
 def _has_weights(path: Path) -> bool:
@@ -146,7 +154,11 @@ def files_of(candidate: Candidate) -> list[Path]:
     whole = next((whole for whole in wholes if whole.exists()), None)
     if whole is not None:
         return [whole]
-    return sorted(file for file in path.glob(f"*{SUFFIX}") if _variant_of(file.name) == candidate.variant)
+    found = sorted(file for file in path.iterdir()
+                   if file.name.endswith(SUFFIX) and _variant_of(file.name) == candidate.variant)
+    if not found:
+        raise ValueError(f"{path.name} has a folder that cannot be read")
+    return found
 
 
 def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
-    """Wrap connections, innermost: other wrappers see whole runs."""
+    """Wrap connections before other plugins do: their wrappers see whole runs."""
     from djinn_wire_delta.connection import DeltaConnection
 
     return DeltaConnection

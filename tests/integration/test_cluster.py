@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from djinn_engine_local.engine import LocalEngines
+from djinn_lib_cluster import keeping
 from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
+from djinn_lib_cluster.records import Records
 from support.models.gpt2 import PROMPT, generated, gpt2
 from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until
 from support.servers.serving import has_ended, workers_of
@@ -166,6 +169,30 @@ def test_programs_are_kept_running_while_their_states_cannot_be_written(tmp_path
     finally:
         engine.stop(0)
     assert all(has_ended(int(pid)) for pid in pids.read_text().split())
+
+
+def test_a_program_that_ends_as_soon_as_it_serves_is_started_again_later_and_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "STEADY_S", 0.15)
+    loading = "import time; time.sleep(0.2); print('tcp://here:1', flush=True)"
+    kept = keeping.KeptPrograms(Records(tmp_path), ClusterSpec("lab", (EngineProgram("server-0", (
+        sys.executable, "-S", "-c", loading), {}),)), {**os.environ}, None)
+    record = kept._kept[0].record
+
+    async def run() -> int:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(kept.run)
+            await anyio.sleep(2)
+            while record.pid:  # noqa: ASYNC110  # nothing tells it
+                await anyio.sleep(0.01)
+            before = record.restarts
+            kept.stop()
+        return before
+
+    before = anyio.run(run)
+    assert 1 <= before <= 3, "without longer and longer pauses, it would be five or six times"
+    assert record.restarts == before, "it was not started again after the request to stop"
 
 
 def test_a_server_that_cannot_start_is_reported_and_nothing_stays(clusters: Clusters) -> None:

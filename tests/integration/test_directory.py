@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
-import os
 import random
 import re
 import socket
@@ -42,7 +41,7 @@ from djinn_lib_cluster.messages import (
 )
 from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_server.options import DirectoryOptions, ServeOptions
-from djinn_lib_server.secret_files import _is_exposed, key_in
+from djinn_lib_server.secret_files import key_in
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.serving import Serving
 
@@ -245,15 +244,6 @@ def test_a_key_is_made_once_and_nobody_else_can_read_it(tmp_path: Path) -> None:
         key_in(path)
     with pytest.raises(ConfigurationError, match="cannot be read"):
         key_in(tmp_path / "none")
-
-
-@pytest.mark.parametrize(("mode", "owner", "user", "is_exposed"), [
-    (0o600, 7, 7, False), (0o640, 7, 7, True), (0o400, 0, 7, False), (0o440, 0, 7, False), (0o460, 0, 7, True),
-    (0o444, 0, 7, True), (0o440, 0, 0, True)])
-def test_a_key_of_the_administrator_may_be_read_by_its_group(mode: int, owner: int, user: int, *, is_exposed: bool
-                                                             ) -> None:
-    """As files of a secret in Kubernetes are."""
-    assert _is_exposed(os.stat_result((mode, 0, 0, 0, owner, 0, 0, 0, 0, 0)), user) == is_exposed
 
 
 @pytest.mark.parametrize("address", ["", "lab", "tls://head", "tls://head:0/lab", "ray://head:1/lab", "tls://:7/lab",

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_later import backend as backends
 from support.network import delaying_proxy
 from support.processes.warm import run_python
 
 import djinn
+from djinn.errors import SessionClosedError
+from djinn.hookspecs import hookimpl
 
 DEVICE = "remote_accelerator:0"
 STEPS = 12
@@ -130,6 +133,38 @@ def test_values_come_before_the_session_ends() -> None:
     pending = djinn.later(x * 2)
     djinn.shutdown()
     assert (sent.result().tolist(), pending.result().tolist()) == ([1, 2, 3, 4], [0, 2, 4, 6])
+
+
+class Ended:
+    """A plugin that notes which sessions have ended."""
+
+    def __init__(self) -> None:
+        self.stats: list[dict[str, int]] = []
+
+    @hookimpl
+    def djinn_session_closed(self, stats: dict[str, int]) -> None:
+        self.stats.append(stats)
+
+
+def test_an_interrupt_while_the_session_ends_is_raised_when_it_has_ended(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    ended = Ended()
+    take_back = djinn.plugins.register(ended)
+    try:
+        session = djinn.init(server=server.address)
+        pending = djinn.later(torch.ones(3, device=DEVICE) + 1)
+        monkeypatch.setattr(backends, "fetch_outstanding", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            djinn.shutdown()
+    finally:
+        take_back()
+    assert (len(ended.stats), len(session.tape), djinn.is_initialized()) == (1, 0, False)
+    with pytest.raises(SessionClosedError):
+        pending.result()
 
 
 def test_a_program_that_ends_writes_its_last_lines(server: Any) -> None:

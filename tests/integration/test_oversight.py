@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_server.operator_socket import ask
+from djinn_server.operator_socket import ask, servers
 from support.processes.long_work import ENDLESS, LONG, SHORT, Working
 from support.processes.warm import WarmPython
 from support.servers.serving import Serving
@@ -209,6 +209,20 @@ def test_the_operator_finds_servers_by_themselves(start_server: Any, tmp_path: P
     session.close()
     assert server.stop() == 0
     assert not path.exists()
+
+
+def test_a_socket_that_vanishes_hides_no_other_and_that_of_a_dead_server_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "vanished.sock").symlink_to(tmp_path / "nowhere")  # it is listed, and cannot be looked at
+    stale = tmp_path / f"{os.getpid()}.sock"  # the number of the dead server belongs to another process now
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as killed:
+        listening.bind(str(tmp_path / "1.sock"))
+        listening.listen()
+        killed.bind(str(stale))
+        assert list(servers(tmp_path)) == [tmp_path / "1.sock"]
+        assert stale.exists(), "a server that begins to listen is left alone"
+        os.utime(stale, (0, 0))
+        assert list(servers(tmp_path)) == [tmp_path / "1.sock"]
+        assert not stale.exists()
 
 
 def test_a_tenant_is_ended_whole_and_others_are_not(start_server: Any, tmp_path: Path) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from djinn_store_safetensors.folder import candidates, files_of
+from djinn_store_safetensors.store import SafetensorsStore
+from safetensors.torch import save_file
 
 WHOLE = "diffusion_pytorch_model.safetensors"
 
@@ -41,6 +45,26 @@ def test_shards_are_those_of_the_index(tmp_path: Path) -> None:
     index.write_text("[")
     with pytest.raises(ValueError, match=f"{WHOLE}.index.json is malformed"):
         found(tmp_path)
+
+
+@pytest.mark.parametrize("shut", ["lost+found", "models--a--b/snapshots"])
+def test_a_folder_that_cannot_be_read_hides_no_other_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut: str
+) -> None:
+    write(tmp_path, f"{shut}/some.file", "gpt2/model.safetensors")
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path == tmp_path / shut:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    save_file({"x": torch.ones(2)}, tmp_path / "gpt2" / "model.safetensors")
+    found = {model.name: model.problem for model in SafetensorsStore(tmp_path).models()}
+    assert found.pop("gpt2") == ""
+    (problem,) = found.values()
+    assert "Permission denied" in problem or "cannot be read" in problem
 
 
 def test_parts_in_the_cache_of_a_hub_have_the_revision_of_their_snapshot(tmp_path: Path) -> None:

@@ -126,12 +126,17 @@ def test_where_nothing_is_chosen_the_default_is_used(install: Install) -> None:
     assert Plugins.load().choose("scheduler", "single").name == "single"
 
 
-def test_a_plugin_that_is_switched_off_is_not_imported(install: Install) -> None:
-    install("acme-broken", "raise RuntimeError('must not be imported')")
+def test_a_plugin_that_is_switched_off_is_not_imported(install: Install, tmp_path: Path) -> None:
+    install("acme-broken", f"open({str(tmp_path / 'imported')!r}, 'w')\nraise RuntimeError('must not be imported')")
     plugins = Plugins.load(PluginSelection.parse("-acme-broken"))
     assert plugins.disabled == {"acme-broken": "acme-broken 1.2.3"}
     assert [(row.active, row.note) for row in rows_of(plugins) if row.plugin == "acme-broken"] == [
         (False, "switched off")]
+    off = {"plugins": "-acme-broken"}
+    Plugins.configured(off, {"DJINN_WHATEVER": "1", "DJINN_BROKEN_PLACE": "1"})
+    with pytest.raises(ConfigurationError, match="switched off: acme-broken"):
+        Plugins.configured({**off, "broken_place": 1}, {})
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize("selection", ["scheduler=acme", "-djinn-scheduler-single"])

@@ -61,6 +61,25 @@ def test_only_its_owner_can_read_it_and_a_file_that_others_could_write_is_refuse
             file.read()
 
 
+def test_a_file_of_another_user_is_refused(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.create("alice")
+    user = file.path.stat().st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if user == 1:
+        file.read()  # the administrator's
+        monkeypatch.setattr(os, "fstat", lambda _: os.stat_result((0o600, 0, 0, 0, 7, 0, 0, 0, 0, 0)))
+    with pytest.raises(ConfigurationError, match=f"chown {user}"):
+        file.read()
+
+
+def test_a_file_that_was_written_in_place_with_its_times_has_another_state(file: TokenFile) -> None:
+    file.create("alice")
+    before, status = file.state(), file.path.stat()
+    file.path.write_bytes(file.path.read_bytes().replace(b"alice", b"Alice"))
+    os.utime(file.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.state() != before
+
+
 @pytest.mark.parametrize("text", [
     "", "{", "[]", '{"version": 2, "tenants": {}}', '{"tenants": {"a": {}}}', '{"tenants": {"": 1}}', "\xff",
     '{"tenants": {"a": {"salt": "zz", "digest": "", "created": 0}}}',
