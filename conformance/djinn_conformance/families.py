@@ -166,13 +166,19 @@ def _spec(raw: FamilyFile, name: str, entry: FamilyEntry, known: Domains) -> Ope
     operator = operator_named(f"aten::{name}")
     positional, keywords = parse_form(entry.form, known)
     facts = facts_of(operator)
-    if odd := {word for word, _ in keywords} - set(facts.argument_names):
+    dtypes = known.dtypes_named(*(entry.dtypes or raw.dtypes))
+    named = {word for word, _ in keywords}
+    if odd := named - set(facts.argument_names):
         raise ValueError(f"has no arguments {', '.join(sorted(odd))}")
+    lacking = [argument.name for argument in operator._schema.arguments[len(positional):]
+               if not argument.has_default_value() and argument.name not in named]
+    if lacking:
+        raise ValueError(f"lacks {', '.join(lacking)}, so that every call would raise")
     tolerance = {dtype: (granted.relative, granted.absolute) for granted in (*raw.tolerance, *entry.tolerance)
                  for dtype in known.dtypes_named(*granted.dtypes)}
-    return OperatorSpec(raw.family, operator, positional, keywords, known.dtypes_named(*(entry.dtypes or raw.dtypes)),
-                        values, layouts, tuple(law for law in raw.laws if law not in entry.without), destinations,
-                        entry.undefined, tolerance)
+    return OperatorSpec(raw.family, operator, positional, keywords, dtypes, values, layouts,
+                        tuple(law for law in raw.laws if law not in entry.without), destinations, entry.undefined,
+                        tolerance)
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ INTERNAL = "internal"
 UNREVIEWED = "unreviewed"
 NAMESPACE = "aten"
 GENERAL = {
-    INTERNAL: "It is internal to PyTorch, and recording does not meet it.",
+    INTERNAL: "It is internal to PyTorch, and no public function records it.",
     UNREVIEWED: "This release of PyTorch has it and no reviewed one.",
 }
 """Reasons that are not in the rules."""
@@ -165,7 +165,8 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         group = group_of(name)
         if group != ALLOWED:
             raise UnknownOperatorError(f"{name} is not run here: {reasons()[group]}",
-                                       hint="Use `.cpu()` on its operands, and run this part locally.")
+                                       hint="Move its operands, or the module that calls it, to the CPU, and run this "
+                                       "part there.")
     elif namespace not in namespaces:
         raise UnknownOperatorError(f"{name} is not run here: the server runs no operators of {namespace!r}.",
                                    hint=f"Serve with --allow-namespace {namespace} if they can be trusted.")

@@ -31,6 +31,7 @@ from djinn_guard_core.preconditions import (
     size_is,
     within,
 )
+from djinn_guard_core.quantization import QUANTIZATION
 
 __all__ = ("RULES", "Rule")
 
@@ -475,10 +476,9 @@ RULES: Mapping[str, Rule] = {
     "_ctc_loss_backward": ctc_loss_backward,
     "_cdist_backward": _cdist_backward,
     "_pdist_backward": _pdist_backward,
-    "lu_unpack": _pivots("LU_data", "LU_pivots"),
+    **dict.fromkeys(("lu_unpack", "lu_solve"), _pivots("LU_data", "LU_pivots")),
     "linalg_lu_solve": _pivots("LU", "pivots"),
     "linalg_ldl_solve": _pivots("LD", "pivots", symmetric=True),
-    "lu_solve": _pivots("LU_data", "LU_pivots"),
     **dict.fromkeys(("_fft_c2c", "_fft_r2c", "_fft_c2r"), _transform),
     "_scaled_dot_product_flash_attention_for_cpu": layers.attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": layers.attention_backward,
@@ -498,6 +498,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), layers.fused_optimizer(*_ADAM)),
     "_fused_sgd_": layers.fused_optimizer("momentum_buffer_list"),
     "_fused_adagrad_": layers.fused_optimizer("state_sums"),
+    **QUANTIZATION,
     "mkldnn_rnn_layer": layers.recurrent,
     "mkldnn_rnn_layer_backward": layers.recurrent_backward,
     "repeat_interleave": _repeats,
@@ -508,8 +509,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_pool),
     "embedding_bag": _embedding_bag_whole,
     **{f"_upsample_{kind}2d_aa": _resampled for kind in ("bilinear", "bicubic", "lanczos")},
-    "linalg_matrix_power": _power,
-    "matrix_power": _power,
+    **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power),
     **dict.fromkeys(_POLYNOMIALS, _degree),
 }
 """Rules by operator name, without overload."""

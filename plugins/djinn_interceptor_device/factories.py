@@ -15,7 +15,7 @@ from djinn.errors import UnsupportedTensorError
 from djinn.record import devices
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import attention, pinning
+from djinn_interceptor_device import attention, destinations, pinning
 from djinn_interceptor_device import in_place_move as adoption
 
 DIRECT = (
@@ -57,6 +57,8 @@ def register() -> None:
         aten.impl("lift_fresh", _lift_fresh, "PrivateUse1")
         aten.impl("_local_scalar_dense", _kernel("_local_scalar_dense"), "PrivateUse1")
         aten.impl("scaled_dot_product_attention", attention.kernel, "AutogradPrivateUse1")
+        for name in destinations.NAMES:
+            aten.impl(name, destinations.kernel(name, _operator), "AutogradPrivateUse1")
         pinning.register(aten)
         adoption.register(aten, _kernel, _operator)
     kernels.register()

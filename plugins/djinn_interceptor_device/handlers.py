@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_service.operators import operator_named
 from djinn_lib_sparse import recording as sparse
 
 from djinn.kinds.interceptor import Handler
@@ -13,7 +14,17 @@ from djinn.record import devices
 from djinn.record.call_plans import placeholder
 from djinn.record.tensor import LazyTensor
 from djinn.wire.tensors import is_dense
-from djinn_interceptor_device import divisions, files_read, histograms, index_pointers, jagged, remote_norms, zeros
+from djinn_interceptor_device import (
+    destinations,
+    divisions,
+    files_read,
+    histograms,
+    index_pointers,
+    jagged,
+    quantization,
+    remote_norms,
+    zeros,
+)
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
@@ -253,8 +264,10 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._has_compatible_shallow_copy_type.default: lambda session, operator, args, kwargs: become(*args),
     aten.native_batch_norm.default: batch_norm,
     aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten._fused_moving_avg_obs_fq_helper.default: quantization.observe,
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
     **{getattr(aten, name).default: keep_whole for name in WHOLE},
+    **{operator_named(f"aten::{name}"): keep_whole for name in destinations.NAMES},
     **divisions.HANDLERS,
     **jagged.HANDLERS,
     **zeros.HANDLERS,

@@ -61,6 +61,7 @@ def test_a_well_formed_family_is_read() -> None:
         ('cat = "( tensor"', "bracket"),
         ('"add.Tensor" = "tensor other~ alpha=whole other"', "position"),
         ('"add.Tensor" = "tensor other~ alfa=whole"', "alfa"),
+        ('"add.Tensor" = "tensor"', "lacks other"),
         ('"add.Nothing" = "tensor"', "add.Nothing"),
         ('no_such_operator = "tensor"', "no_such_operator"),
         ('"add.Tensor" = { form = "tensor", dtypes = ["flaot"] }', "flaot"),

@@ -23,7 +23,8 @@ RISKY = tuple(f"aten::{name}" for name in (
     "_masked_softmax", "linalg_ldl_solve", "linalg_lstsq", "lcm", "div.Tensor_mode", "log_sigmoid_forward.output",
     "adaptive_avg_pool3d_backward.grad_input", "reflection_pad3d_backward.grad_input", "replication_pad2d.out",
     "adaptive_avg_pool3d.out", "fractional_max_pool2d.output", "rrelu_with_noise.out", "empty.out", "resize_",
-    "resize_as_", "as_strided", "_softmax.out", "_scaled_dot_product_flash_attention_for_cpu"))
+    "resize_as_", "as_strided", "_softmax.out", "_scaled_dot_product_flash_attention_for_cpu",
+    "_fused_moving_avg_obs_fq_helper", "_scaled_mm_v2"))
 """Overloads whose kernels have reached beyond their memory, or that lay out memory."""
 SAMPLED = 60
 """Others; the same ones as long as they are allowed, whatever else is."""

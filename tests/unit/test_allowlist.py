@@ -10,6 +10,7 @@ import torch
 from djinn_guard_core import allowlist as guard_lists
 from djinn_guard_core.allowlist import (
     ALLOWED,
+    INTERNAL,
     UNREVIEWED,
     classified,
     lists,
@@ -50,6 +51,16 @@ def test_what_is_dangerous_is_refused_with_a_reason(name: str) -> None:
     with pytest.raises(UnknownOperatorError, match=name) as caught:
         require_allowed(operator_named(name), frozenset())
     assert reasons()[groups()[name]] in str(caught.value)
+
+
+def test_what_pytorch_offers_by_a_public_name_is_not_refused_as_internal() -> None:
+    offered = {name for module in (torch, torch.nn.functional, torch.linalg, torch.special, torch.fft)
+               for name in dir(module) if not name.startswith("_")}
+    # Functions in Python that call one operator, whose name differs.
+    offered |= {"_scaled_mm_v2", "_scaled_grouped_mm_v2", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+                "_fused_moving_avg_obs_fq_helper"}
+    assert [name for name, group in groups().items() if group in (INTERNAL, "unchecked")
+            and name.removeprefix("aten::").partition(".")[0] in offered] == ["aten::_scaled_grouped_mm_v2"]
 
 
 def test_other_namespaces_are_let_in_by_name() -> None:

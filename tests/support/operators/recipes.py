@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,33 @@ def _quantized() -> dict[str, Any]:
             "quant_min": 0, "quant_max": 255, "grad": tensor, "mask": tensor > 0.5}
 
 
+def _learned(*size: int) -> Recipe:
+    def recipe() -> dict[str, Any]:
+        tensor = torch.rand(3, 4)
+        return {"self": tensor, "X": tensor, "grad": tensor, "dY": tensor, "scale": torch.rand(size) + 0.1,
+                "zero_point": torch.zeros(size), "axis": 1, "quant_min": 0, "quant_max": 255, "grad_factor": 1.0}
+
+    return recipe
+
+
+def _observed(rows: int) -> Recipe:
+    def recipe() -> dict[str, Any]:
+        return {"self": torch.rand(3, 4, 2), "observer_on": torch.ones(1, dtype=torch.int64),
+                "fake_quant_on": torch.ones(1, dtype=torch.int64), "running_min": torch.zeros(rows),
+                "running_max": torch.ones(rows), "scale": torch.ones(rows),
+                "zero_point": torch.zeros(rows, dtype=torch.int32), "averaging_const": 0.01, "quant_min": 0,
+                "quant_max": 255, "ch_axis": 0, "per_row_fake_quant": rows > 1, "symmetric_quant": False}
+
+    return recipe
+
+
+def _scaled(rows: bool) -> dict[str, Any]:
+    return {"self": torch.rand(16, 32).to(torch.float8_e4m3fn), "mat2": torch.rand(16, 32).to(torch.float8_e4m3fn).t(),
+            "scale_a": [torch.ones(16, 1) if rows else torch.ones(())], "recipe_a": [int(rows)], "swizzle_a": [],
+            "scale_b": [torch.ones(1, 16) if rows else torch.ones(())], "recipe_b": [int(rows)], "swizzle_b": [],
+            "bias": None, "out_dtype": torch.bfloat16, "contraction_dim": [], "use_fast_accum": False}
+
+
 def _batch_norm() -> dict[str, Any]:
     tensor, channels = torch.rand(2, 3, 4), [torch.rand(3) for _ in range(6)]
     weight, bias, mean, variance, saved_mean, saved_variance = channels
@@ -163,6 +191,13 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
         _one(theta=_rand(2, 2, 3), grad=_rand(2, 4, 5, 2), size=[2, 3, 4, 5], align_corners=False),)),
     **{f"fake_quantize_per_channel_affine{more}": (_quantized,)
        for more in ("", "_cachemask", "_cachemask_backward")},
+    **{f"_fake_quantize_learnable_per_{kind}_affine{more}": (_learned(size),)
+       for kind, size in (("tensor", 1), ("channel", 4)) for more in ("", "_backward")},
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": (_one(
+        self=_rand(3, 4), scale=_rand(1), zero_point=_ints(3, dtype=torch.int32), fake_quant_enabled=_ints(1),
+        quant_min=0, quant_max=255),),
+    **dict.fromkeys(("_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant"),
+                    (_observed(1), _observed(3))),
     **{name: (_recurrent(gates, states),) for name, gates, states in (
         ("lstm", 4, 2), ("gru", 3, 1), ("rnn_tanh", 1, 1), ("rnn_relu", 1, 1))},
     "mkldnn_rnn_layer": (_rnn_layer(backward=False),),
@@ -188,6 +223,7 @@ RECIPES: Mapping[str, tuple[Recipe, ...]] = {
     "_scaled_mm": (lambda: {
         "self": torch.rand(16, 32).to(torch.float8_e4m3fn), "mat2": torch.rand(16, 32).to(torch.float8_e4m3fn).t(),
         "scale_a": torch.ones(()), "scale_b": torch.ones(()), "out_dtype": torch.float32},),
+    "_scaled_mm_v2": tuple(partial(_scaled, rows) for rows in (False, True)),
     **dict.fromkeys(("glu_jvp", "glu_backward_jvp"), (
         _one(glu=_rand(2, 2), x=_rand(2, 4), dx=_rand(2, 4), dim=1, grad_x=_rand(2, 4), grad_glu=_rand(2, 2),
              dgrad_glu=_rand(2, 2)),)),
