@@ -1,4 +1,4 @@
-"""Defers Ctrl-C while a session submits something. Without this plugin, it may raise anywhere."""
+"""Defers exceptions of signal handlers while a session submits something. Without this, they may raise anywhere."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ class Cancellation(Deferral):
     """
 
     def __init__(self, reason: BaseException) -> None:
-        super().__init__(signal.default_int_handler)
+        super().__init__({})
         self._reason = reason
         self._waking = threading.Lock()
 

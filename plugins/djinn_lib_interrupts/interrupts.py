@@ -1,9 +1,11 @@
-"""Ctrl-C where it does no harm: never in the middle of a batch, and at once where the session waits.
+"""Exceptions of signal handlers where they do no harm: never within a batch, and at once where a session waits.
 
-A SIGINT handler may raise anywhere in Python code, for example between sending a frame and counting it. While a
-`SessionLock` is held, the installed handler (Python's own, a framework's or the user's) still runs at once, but an
-exception that it raises is deferred: until the current blocking call has been woken, or until the lock is released. A
-handler that raises nothing changes nothing.
+A signal handler may raise anywhere in Python code, for example between sending a frame and counting it: that of SIGINT
+when Ctrl-C is pressed, that of SIGALRM when a time is over. While a `SessionLock` is held, the installed handlers
+(Python's own, a framework's or the user's) still run at once, but an exception that one of them raises is deferred:
+until the current blocking call has been woken, or until the lock is released. A handler that raises nothing changes
+nothing. While the lock is held, an `Interruption` takes the place of the exception, since a handler may raise a
+`TimeoutError`, which a transport would take for its own.
 
 In another thread, what `deferrals` holds for it takes the place of the handler: it ends what the thread waits for.
 
@@ -17,18 +19,22 @@ import _signal  # type: ignore[import-not-found]  # importing `signal`, which wr
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident, main_thread
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakMethod
 
-__all__ = ("Deferral", "InterruptHandler", "SessionLock", "acquired", "deferral", "deferrals", "interrupt_handler",
-           "sleep", "through", "use_interrupt_handler", "use_pythons_handler")
+__all__ = ("Deferral", "InterruptHandler", "Interruption", "SessionLock", "acquired", "deferral", "deferrals",
+           "interrupt_handler", "sleep", "through", "use_interrupt_handler", "use_pythons_handler")
 
 _T = TypeVar("_T")
 _LOOK_S = 0.05
 """How often a wait for a lock held by another thread checks for an interrupt."""
+_FAULTS = {getattr(signal, name, None) for name in ("SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSTOP")}
+_NUMBERS = [int(number) for number in sorted(signal.valid_signals() - _FAULTS, key=lambda n: n == signal.SIGINT)
+            if number < getattr(signal, "SIGRTMIN", number + 1)]
+"""Signals that a handler in Python may answer, without those for real time. The last one's is restored last."""
 
 
 class InterruptHandler:
@@ -81,18 +87,30 @@ def use_pythons_handler() -> None:
         _handler.set(signal.default_int_handler)
 
 
-class Deferral:
-    """Replaces a SIGINT handler, and defers the exception that it raises.
-
-    Args:
-        previous: The replaced handler.
+class Interruption(BaseException):  # as `KeyboardInterrupt`, it is no error of whatever it ends
+    """Stands for the exception of a signal handler while a `SessionLock` is held.
 
     Attributes:
-        error: The first exception that it raised.
+        reason: The exception.
+    """
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Deferral:
+    """Replaces signal handlers, and defers the exceptions that they raise.
+
+    Args:
+        previous: The replaced handlers, by signal.
+
+    Attributes:
+        error: Stands for the first exception that one of them raised.
         is_deferring: Whether a `SessionLock` is held; of a thread other than the main one.
     """
 
-    def __init__(self, previous: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(self, previous: Mapping[int, Callable[[int, FrameType | None], Any]]) -> None:
         self.previous = previous
         self.error: BaseException | None = None
         self.is_deferring = False
@@ -100,17 +118,23 @@ class Deferral:
         self._lets_through = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal."""
+        """Handle a signal."""
+        previous = self.previous[number]
         try:
             # This frame is not recorded.
-            self.previous(number, None if self.previous is _handler else frame)
-        except BaseException as error:
-            self.error = self.error or error.with_traceback(None)
-            _handler.raises()
+            previous(number, None if previous is _handler else frame)
+        except BaseException as error:  # noqa: BLE001  # raised later, in the place of what it interrupted
+            interruption = self.defer(error)
             if self._lets_through:
-                raise
+                raise interruption from None
             if self._wake is not None:
                 self._wake()
+
+    def defer(self, error: BaseException) -> BaseException:
+        """Keep an exception of a handler, unless there is one already; return what stands for the first one."""
+        self.error = made = self.error or Interruption(error.with_traceback(None))
+        _handler.raises()
+        return made
 
     def wait(self, wake: Callable[[], object], action: Callable[[], _T]) -> _T:
         """Run a blocking action, unless an interrupt is pending; an interrupt ends it.
@@ -150,14 +174,15 @@ class Deferral:
 
 deferrals: dict[int, Deferral] = {}
 """What defers cancellations, by the thread; of threads other than the main one that another thread may cancel."""
+_current: Deferral | None = None
+"""Defers interrupts of the main thread."""
+_seen: list[Any] = [[], {}]
+"""The handlers of all signals when they were last looked at, and those that are replaced, by signal."""
 
 
 def deferral() -> Deferral | None:
     """Return the object that defers this thread's interrupts; ``None`` if there is none or none arrive here."""
-    if get_ident() != main_thread().ident:
-        return deferrals.get(get_ident())
-    handler = _signal.getsignal(signal.SIGINT)
-    return handler if type(handler) is Deferral else None
+    return _current if get_ident() == main_thread().ident else deferrals.get(get_ident())
 
 
 def through(action: Callable[[], _T]) -> _T:
@@ -205,7 +230,7 @@ class SessionLock:
         if interrupt is not None:
             if deferred is not None:
                 _end(deferred)
-            raise interrupt
+            _raise(interrupt)
         self._owner = get_ident()
         self._held.append(deferred)
 
@@ -222,32 +247,79 @@ class SessionLock:
                 # After this line, the next interrupt raises at once.
                 _end(deferred)
                 if deferred.error is not None and deferred.error is not error:
-                    raise deferred.error
+                    _raise(deferred.error)
+                elif isinstance(error, Interruption):
+                    _raise(error)
 
 
 def _begin() -> Deferral | None:
     """Defer interrupts, unless they are deferred already or no installed handler could raise."""
+    global _current
     if get_ident() != main_thread().ident:
         found = deferrals.get(get_ident())
         if found is None or found.is_deferring:
             return None
         found.is_deferring = True
         return found
-    handler = _signal.getsignal(signal.SIGINT)
-    if not callable(handler) or type(handler) is Deferral:
+    if _current is not None:
         return None
-    deferred = Deferral(_handler if handler is signal.default_int_handler else handler)
-    _handler.set(deferred)
+    handlers = list(map(_signal.getsignal, _NUMBERS))
+    if handlers != _seen[0]:
+        _seen[:] = handlers, {number: handler for number, handler in zip(_NUMBERS, handlers, strict=True)
+                              if callable(handler) and type(handler) is not Deferral}
+    installed = _seen[1]
+    if not installed:
+        return None
+    if installed.get(signal.SIGINT) is signal.default_int_handler:
+        installed[signal.SIGINT] = _handler
+    deferred = Deferral(installed)
+    try:
+        for number in installed:
+            _set(number, deferred)
+    except BaseException:
+        # Of a handler that was not replaced yet.
+        _end(deferred)
+        raise
+    _current = deferred
     if _handler.take():
-        deferred.error = KeyboardInterrupt()
-        _handler.raises()
+        deferred.defer(KeyboardInterrupt())
     return deferred
 
 
 def _end(deferred: Deferral) -> None:
+    global _current
     deferred.is_deferring = False
-    if _signal.getsignal(signal.SIGINT) is deferred:
-        _handler.set(deferred.previous)
+    if _current is deferred:
+        _current = None
+    is_over = False
+    while not is_over:
+        try:
+            for number, handler in deferred.previous.items():
+                if _signal.getsignal(number) is deferred:
+                    _set(number, handler)
+            is_over = True
+        except BaseException as error:  # noqa: BLE001  # of a handler that is back already; raised when all are
+            deferred.defer(error)
+
+
+def _set(number: int, handler: Any) -> None:
+    if number == signal.SIGINT:
+        _handler.set(handler)
+    else:
+        _signal.signal(number, handler)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raise the exception that an interruption stands for, as its handler raised it."""
+    if not isinstance(error, Interruption):
+        raise error
+    reason = error.reason
+    context = reason.__context__
+    try:
+        raise reason
+    finally:
+        # Python adds the interruption.
+        reason.__context__ = context
 
 
 def sleep(seconds: float) -> None:

@@ -34,7 +34,7 @@ from djinn.wire.messages import (
 )
 from djinn_transport_tcp.copies import SentCopies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
-from djinn_transport_tcp.interrupted import is_interrupted, without_large
+from djinn_transport_tcp.interrupted import is_interrupted, is_thrown_in, without_large
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.outbox import Outbox
 from djinn_transport_tcp.reading import MessageReader
@@ -509,7 +509,8 @@ class SocketConnection(MessageReader):
             tensors: Its tensors, which are the caller's again when this returns.
         """
         is_between_frames, self._is_between_frames = self._is_between_frames, False
-        if batch is not None and self._again is not None and not self._lost and is_interrupted(error):
+        if batch is not None and self._again is not None and not self._lost and (
+                is_interrupted(error) or is_thrown_in(error)):
             views = views_of(self._sequence, *without_large(batch, tensors))
             size_bytes = sum(map(len, views))
             self._end.replace_borrowed([self._copies.copied(views, size_bytes)], size_bytes)

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 
 import msgspec
 import torch
-from djinn_lib_interrupts.interrupts import deferral
+from djinn_lib_interrupts.interrupts import Interruption, deferral
 from djinn_lib_service.resumption import MAX_BUFFERED_BYTES
 from djinn_lib_service.tensor_bytes import size_bytes
 
+from djinn.errors import DjinnError
 from djinn.wire.messages import Batch, Command, Upload
 
-__all__ = ("is_interrupted", "without_large")
+__all__ = ("is_interrupted", "is_thrown_in", "without_large")
 
 
 def is_interrupted(error: BaseException | None = None) -> bool:
     """Whether an interrupt is deferred, or the error is the deferred interrupt."""
     deferred = deferral()
     return deferred is not None and deferred.error is not None and (error is None or deferred.error is error)
+
+
+def is_thrown_in(error: BaseException) -> bool:
+    """Whether an exception comes from elsewhere, such as one that `PyThreadState_SetAsyncExc` raises in a thread."""
+    return not isinstance(error, (Interruption, DjinnError, OSError, EOFError))
 
 
 def without_large(batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:

@@ -150,6 +150,16 @@ def test_a_handler_that_raises_nothing_disturbs_nothing(settings: dict[str, Any]
 
 
 @everywhere
+def test_exceptions_of_any_handler_at_random_moments_lose_no_session(settings: dict[str, Any]) -> None:
+    """``INTERRUPTED_TRIALS=200 INTERRUPTED_SEED=1`` in the environment makes more of them."""
+    run("alarms", settings, times=0)
+
+
+def test_an_exception_that_another_thread_throws_in_loses_no_session(server: Any) -> None:
+    run("thrown", {"server": server.address}, times=0)
+
+
+@everywhere
 def test_a_program_that_is_interrupted_twice_ends_and_does_not_abort(settings: dict[str, Any]) -> None:
     with client("leave", settings) as running:
         running.hears("begun")

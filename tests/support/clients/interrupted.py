@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import _signal
 import atexit
+import ctypes
 import json
+import os
 import queue
+import random
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -29,6 +34,8 @@ from djinn.errors import OperationCancelledError, StateLostError
 DEVICE = "remote_accelerator:0"
 STEPS, SIDE = 4000, 700
 """Of work that takes minutes, each step some milliseconds."""
+SEED, TRIALS = int(os.environ.get("INTERRUPTED_SEED", "0")), int(os.environ.get("INTERRUPTED_TRIALS", "30"))
+"""Of alarms at random moments."""
 STORM = 300
 """Interrupts of which some come in the midst of another."""
 
@@ -308,6 +315,102 @@ def storm() -> None:
     layer(given).sum().backward()
     assert layer.weight.grad is not None
     assert layer.weight.grad.sum().item() == 4 * 64
+
+
+class Alarm(Exception):
+    """What the handler of a timeout raises; its own class."""
+
+
+def alarms() -> None:
+    """Handlers of another signal raise at random moments of uploads, downloads, questions and early answers."""
+    chosen = random.Random(SEED)
+    factor, large = torch.randn(64, 64), torch.arange(2.0**20)
+    here, there = factor.to(DEVICE), large.to(DEVICE)
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kinds: list[type[BaseException]] = [Alarm, TimeoutError, ConnectionError, KeyboardInterrupt, SystemExit]
+    kind = kinds[0]
+
+    def ask() -> None:
+        product = here
+        for _ in range(20):
+            product = (here @ product).tanh()
+        product.sum().item()
+
+    def upload() -> None:
+        count = chosen.randrange(2**14, 2**20)
+        made.append((large[:count].to(DEVICE), large[:count]))
+
+    def upload_little() -> None:
+        made.append((torch.full((9,), 3.0).to(DEVICE), torch.full((9,), 3.0)))
+        djinn.flush()
+
+    def download() -> None:
+        assert torch.equal(there.cpu(), large)
+
+    def be_answered_early() -> None:
+        count = torch.zeros(4, device=DEVICE)
+        for number in range(1, 60):
+            count = count + 1
+            assert count[0].item() == number
+
+    def write() -> None:
+        counter = torch.zeros(3).to(DEVICE)
+        for number in range(1, 8):
+            counter.add_(1)
+            assert counter.sum().item() == 3 * number
+        made.append((counter, torch.full((3,), 7.0)))
+
+    def raise_it(number: int, frame: object) -> None:
+        raise kind("it is late")
+
+    signal.signal(signal.SIGALRM, raise_it)
+    raised = 0
+    for trial in range(TRIALS):
+        kind = kinds[trial % len(kinds)]
+        made.clear()
+        try:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chosen.uniform(0.0005, 0.03))
+                until = time.monotonic() + 0.06
+                while time.monotonic() < until:
+                    (ask, upload, upload_little, download, be_answered_early, write)[trial % 6]()
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except kind as error:
+            raised += str(error) == "it is late"
+        for lazy, eager in made:
+            # What was cancelled before it had run says so.
+            with suppress(OperationCancelledError):
+                assert torch.equal(lazy.cpu(), eager)
+        assert torch.equal(here.cpu(), factor)
+        assert torch.equal((there[:8] + torch.ones(8).to(DEVICE)).cpu(), large[:8] + 1)
+    # Python swallows one that comes in a destructor.
+    assert raised >= 0.8 * TRIALS, raised
+
+
+def thrown() -> None:
+    """Another thread throws an exception into one that waits."""
+    work = Work()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def wait_for_it() -> None:
+        try:
+            work.product.sum().item()
+            ended.put(None)
+        except Alarm as error:
+            ended.put(error)
+
+    for _ in range(3):
+        work.begin(40)
+        waiting = threading.Thread(target=wait_for_it)
+        waiting.start()
+        while "sockets.py" not in "".join(traceback.format_stack(sys._current_frames()[waiting.ident or 0])):
+            time.sleep(0.001)
+        thrown = ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(waiting.ident or 0), ctypes.py_object(Alarm))
+        assert thrown == 1
+        assert isinstance(ended.get(), Alarm)
+        waiting.join()
+        assert work.value_of(work.computed) == work.value_of(work.factor.sum()) == work.side
 
 
 def recover() -> None:
