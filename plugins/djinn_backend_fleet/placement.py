@@ -12,6 +12,7 @@ import attrs
 import torch
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Graph
+from djinn_lib_schedule.asking import scheduled
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.placing import Placed, ValueDirectory
@@ -283,7 +284,7 @@ class AutomaticPlacement(JointPlacement):
         described = self.devices(where, inputs)
         devices = [described[index] for index in
                    (*self._preference[self._filling:], *self._preference[:self._filling])]
-        schedule = self._scheduler.schedule(graph, devices)
+        schedule = scheduled(self._scheduler, graph, devices)
         # Whether it fits is for the servers to say: they map stored weights, and move to the host what is not in use.
         check_schedule(schedule, graph, [attrs.evolve(device, memory_bytes=None) for device in devices])
         indices = {member.id: index for index, member in enumerate(self._members)}

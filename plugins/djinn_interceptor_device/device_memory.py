@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import attrs
@@ -64,12 +65,14 @@ def device_named(named: Any) -> torch.device:
     return devices.checked_device(torch.device(kind, named) if isinstance(named, int) else torch.device(named))
 
 
-def _ask(handle: int, device: torch.device, form: type[_Report]) -> _Report:
+def _ask(handle: int, indices: Iterable[int], form: type[_Report]) -> list[_Report]:
+    """Ask the servers with these indices."""
     session = runtime.current()
     with session.lock:
-        answer = session.backend.fetch([Slot(handle, device_report.FIRST_REPORT + (device.index or 0))], whole=True)[0]
+        slots = [Slot(handle, device_report.FIRST_REPORT + index) for index in indices]
+        answers = session.backend.fetch(slots, whole=True)
     try:
-        return msgspec.convert(answer, form)
+        return [msgspec.convert(answer, form) for answer in answers]
     except msgspec.ValidationError as error:
         raise TransportError(f"{session.backend.address} described its device wrongly: {error}.") from error
 
@@ -79,7 +82,7 @@ def _known(device: Any) -> DeviceProperties:
     known = _properties.setdefault(runtime.current(), {})
     index = where.index or 0
     if index not in known:
-        known[index] = _ask(device_report.PROPERTIES_HANDLE, where, DeviceProperties)
+        (known[index],) = _ask(device_report.PROPERTIES_HANDLE, (index,), DeviceProperties)
     return known[index]
 
 
@@ -88,7 +91,23 @@ def _memory(device: Any, handle: int = device_report.MEMORY_HANDLE) -> MemoryFig
     if not runtime.is_initialized():
         device_named(device)
         return MemoryFigures(0, 0, MemoryUsage(), MemoryUsage())
-    return _ask(handle, device_named(device), MemoryFigures)
+    found = [figures for _, figures in _of_servers(device, handle)]
+    return MemoryFigures(
+        sum(figures.free_bytes for figures in found), sum(figures.total_bytes for figures in found),
+        _sum([figures.allocated for figures in found]), _sum([figures.reserved for figures in found]))
+
+
+def _of_servers(device: Any, handle: int = device_report.MEMORY_HANDLE) -> list[tuple[int, MemoryFigures]]:
+    """Return the memory limit and the figures of each server of a device: several may form one device."""
+    where, backend = device_named(device), runtime.current().backend
+    executors = backend.executors
+    indices = range(len(executors)) if backend.device_count == 1 else (where.index or 0,)
+    limits = [executors[index].welcome.memory_bytes for index in indices]
+    return list(zip(limits, _ask(handle, indices, MemoryFigures), strict=True))
+
+
+def _sum(usages: Sequence[MemoryUsage]) -> MemoryUsage:
+    return MemoryUsage(*(sum(getattr(usage, figure) for usage in usages) for figure in _FIGURES))
 
 
 class MemoryFunctions:
@@ -130,17 +149,17 @@ class MemoryFunctions:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Return how many bytes are free, and how many there are, within the limit that the server sets."""
-        found = _ask(device_report.MEMORY_HANDLE, device_named(device), MemoryFigures)
-        limit_bytes = runtime.current().backend.welcome.memory_bytes
-        if not limit_bytes:
-            return found.free_bytes, found.total_bytes
-        total_bytes = min(found.total_bytes or limit_bytes, limit_bytes)
-        return min(found.free_bytes, max(total_bytes - found.allocated.current, 0)), total_bytes
+        free_bytes = total_bytes = 0
+        for limit_bytes, found in _of_servers(device):
+            most_bytes = min(found.total_bytes or limit_bytes, limit_bytes or found.total_bytes)
+            left_bytes = max(most_bytes - found.allocated.current, 0)
+            free_bytes += min(found.free_bytes, left_bytes) if limit_bytes else found.free_bytes
+            total_bytes += most_bytes
+        return free_bytes, total_bytes
 
     def device_memory_used(self, device: Any = None) -> int:
         """Return how many bytes of the server's device are in use, by all processes."""
-        found = _ask(device_report.MEMORY_HANDLE, device_named(device), MemoryFigures)
-        return max(found.total_bytes - found.free_bytes, 0)
+        return sum(max(found.total_bytes - found.free_bytes, 0) for _, found in _of_servers(device))
 
     def memory_stats(self, device: Any = None) -> OrderedDict[str, int]:
         """Return the figures of the server's memory, with the names of those of CUDA; 0 where djinn has none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -14,12 +13,12 @@ from djinn_lib_graph.capture import Captured
 from djinn_lib_graph.graph import Graph, RecordedGraph, node_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
 from djinn_lib_service.device_report import FIRST_REPORT, LOAD_HANDLE, load_in
-from djinn_lib_trace.totals import TOTALS
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.ir.value import Slot
 from djinn.record.devices import logical_device
 from djinn.session import runtime
+from djinn_lib_schedule.asking import scheduled
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.costs import CostModel, CostWeights, weighted
 from djinn_lib_schedule.inputs import alive_values, outside_values
@@ -79,9 +78,7 @@ def schedule(
     chosen = _scheduler_named(str(strategy))
     meant = _with_results(_with_meaning(graph))
     infos = _device_infos(devices, meant)
-    begin_s = time.perf_counter()
-    made = chosen.schedule(meant, infos if weights is None else weighted(infos, weights))
-    TOTALS.scheduled(made.scheduler, time.perf_counter() - begin_s)
+    made = scheduled(chosen, meant, infos if weights is None else weighted(infos, weights))
     check_schedule(made, meant, infos)
     if weights is not None:
         made = CostModel(infos, weights).timed(made, meant)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from weakref import ref
 
 from djinn_lib_graph.from_tape import graph_of
+from djinn_lib_schedule.asking import scheduled
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.profiles import calibration_of
 from djinn_lib_schedule.schedule import DeviceInfo
-from djinn_lib_trace.totals import TOTALS
 
 from djinn.ir.tape import Node
 from djinn.session.session import Session
@@ -42,9 +41,7 @@ class Arranger:
         graph = graph_of(nodes)
         known = calibration_of(session)
         devices = [DeviceInfo(str(session.device), profile=known.profile, home_link=known.home_link)]
-        begin_s = time.perf_counter()
-        schedule = self._scheduler.schedule(graph, devices)
-        TOTALS.scheduled(schedule.scheduler, time.perf_counter() - begin_s)
+        schedule = scheduled(self._scheduler, graph, devices)
         check_schedule(schedule, graph, devices)
         positions = {node.id: index for index, node in enumerate(graph.nodes())}
         order = [positions[node] for node in schedule.order]

@@ -72,6 +72,29 @@ def test_each_named_series_counts_what_a_client_does(server: Any) -> None:
     assert not [name for name in NAMED if not any(each.startswith(name) for each in after)]
 
 
+def test_several_servers_count_as_one_does(server: Any, start_server: Any) -> None:
+    servers = [server.address, start_server().address]
+    chosen = "scheduler=throughput"
+    for placement, plugins, strategy in (("automatic", "", "latency"), ("automatic", chosen, "throughput"),
+                                         ("explicit", "", ""), ("phases", "", "")):
+        djinn.init(servers=servers, placement=placement, plugins=plugins)
+        x, before = torch.ones(64, 64, device=DEVICE), samples()
+        for _ in range(4):
+            x.neg_()
+            assert step(x) == 64 * 64 * 65
+        torch.nonzero(x).shape  # noqa: B018  # the executor alone knows it
+        after = samples()
+        found = {name: after[name] - before.get(name, 0) for name in after}
+        used = {name.split()[1]: count for name, count in found.items() if "schedule_strategy" in name and count}
+        assert list(used) == ([strategy] if strategy else []), placement
+        assert sum(used.values()) == found["schedule_duration_seconds_count"]
+        assert bool(found["schedule_duration_seconds_sum"]) == bool(strategy)
+        assert found["execution_duration_seconds_count"] >= 4, placement
+        assert found["shape_inference_failures_total"] == 1, placement
+        assert after[f"memory_usage_bytes {DEVICE}"] >= x.nbytes, placement
+        djinn.shutdown()
+
+
 def test_counters_continue_with_the_next_session_and_none_is_started(server: Any) -> None:
     djinn.init(server.address)
     step(torch.ones(8, 8, device=DEVICE))

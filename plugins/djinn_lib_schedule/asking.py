@@ -1,0 +1,22 @@
+"""Asking a scheduler, wherever one is used: it is timed and counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from djinn_lib_graph.graph import Graph
+from djinn_lib_trace.totals import TOTALS
+
+from djinn_lib_schedule.kinds import GraphScheduler
+from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
+
+__all__ = ("scheduled",)
+
+
+def scheduled(scheduler: GraphScheduler, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
+    """Return the schedule of a scheduler, which the caller checks."""
+    begin_s = time.perf_counter()
+    made = scheduler.schedule(graph, devices)
+    TOTALS.scheduled(made.scheduler or scheduler.name, time.perf_counter() - begin_s)
+    return made
