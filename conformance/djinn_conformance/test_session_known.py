@@ -28,6 +28,8 @@ _MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
     lambda device, n: torch.tensor([[n % 2, 1], [0, 1]], dtype=torch.bool).to(device),
     lambda device, n: torch.full((n + 1,), 1.5, device=device),
     lambda device, n: torch.arange(n + 1, device=device) / 2,
+    lambda device, n: torch.full((), n / 10, device=device), lambda device, n: torch.tensor(n - 0.5).to(device),
+    lambda device, n: torch.full((1,), n / 3, device=device, dtype=torch.float64),
 )
 _CHOSEN: tuple[Call, ...] = (
     lambda a, b, n: a[a > n], lambda a, b, n: a.reshape(-1)[:b.numel()][(b.reshape(-1) != n)[:a.numel()]],
@@ -57,6 +59,9 @@ _WRITTEN: tuple[Call, ...] = (
     lambda a, b, n: a.fill_(n), lambda a, b, n: a.add_(1), lambda a, b, n: a.view(-1)[-1:].zero_(),
     lambda a, b, n: a.detach().copy_(b.reshape(-1)[0].clone()), lambda a, b, n: a.masked_fill_(a == n, 3),
     lambda a, b, n: a.set_(b), lambda a, b, n: torch._foreach_add_([a], 1), lambda a, b, n: a.data.mul_(2),
+    lambda a, b, n: a.view(-1)[n:].add_(1), lambda a, b, n: a.view(-1)[::2].mul_(n), lambda a, b, n: a.sub_(n, alpha=3),
+    lambda a, b, n: a.copy_(b), lambda a, b, n: torch._foreach_mul_([a, b.clone()], n), lambda a, b, n: a.mul_(0.3),
+    lambda a, b, n: a.set_(b.untyped_storage(), n, a.size(), a.stride()),
 )
 _ASKED: tuple[Call, ...] = (
     lambda a, b, n: a.cpu(), lambda a, b, n: a.reshape(-1)[0].item(),
@@ -68,7 +73,7 @@ _STEPS = (("made",), ("computed",), ("computed",), ("written",), ("asked",), ("a
           ("asked", "written there", "asked", "asked before"))
 _REFUSED = object()
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "made": _MADE, "real": _MADE[5:], "computed": _COMPUTED, "chosen": _CHOSEN, "written": _WRITTEN, "asked": _ASKED,
+    "made": _MADE, "real": _MADE[5:7], "computed": _COMPUTED, "chosen": _CHOSEN, "written": _WRITTEN, "asked": _ASKED,
     "numbers": _ASKED[1:2]}
 
 
@@ -76,7 +81,7 @@ _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
 @pytest.mark.filterwarnings("ignore:Use of masked_fill_")
 @given(data=st.data())
 def test_known_exact(subject: Subject, session: Session, data: st.DataObject) -> None:
-    """Draw programs of small integers, with writes through aliases and real numbers among them, and ask for values.
+    """Draw programs of small integers and real numbers, with writes through aliases among them, and ask for values.
 
     The same is asked again and again, because the client remembers some of the answers.
     """

@@ -128,7 +128,7 @@ class RememberedAnswers:
         steps = []
         for node in needed:
             signature = node.signature
-            if signature.is_random or self._rule(signature) is Rule.HIDES or any(
+            if signature.is_random or self._rule(signature).hides or any(
                     node.inputs[index].storage not in inner for index in signature.writes):
                 return None
             for operand in node.inputs:
@@ -174,7 +174,7 @@ class RememberedAnswers:
     def _may_be_written(self, nodes: Sequence[Node], storages: set[int]) -> bool:
         for node in nodes:
             writes = node.signature.writes
-            places = range(len(node.inputs)) if self._rule(node.signature) is Rule.HIDES else writes
+            places = range(len(node.inputs)) if self._rule(node.signature).hides else writes
             if any(node.inputs[index].storage in storages for index in places):
                 return True
         return False

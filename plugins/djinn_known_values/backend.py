@@ -20,7 +20,13 @@ from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_known_values.answers import RememberedAnswers
 from djinn_known_values.arithmetic import HOME_BYTES, REALS, computes_alike
 from djinn_known_values.companions import Companions
-from djinn_known_values.operators import Rule, is_integer_spec, is_integer_tensor, rule_of, takes_only_integers
+from djinn_known_values.operators import (
+    Rule,
+    has_exact_numbers,
+    is_followed_upload,
+    is_integer_spec,
+    rule_of,
+)
 from djinn_known_values.sizes import SizesAsked
 from djinn_known_values.values import KnownValues
 
@@ -44,7 +50,7 @@ with that result; and whether a written value may have another storage afterward
 
 
 class KnowingBackend(BackendWrapper):
-    """Follows small integer and boolean values from uploads and constants on, and answers questions about them.
+    """Follows small integers, truth values and single real numbers from uploads and constants on, and answers for them.
 
     It also repeats answers about other values, until these are written: see `RememberedAnswers`. It looks at recorded
     operations when something is about to be sent or asked for, never while they are recorded.
@@ -147,7 +153,7 @@ class KnowingBackend(BackendWrapper):
     def upload(self, number: int, dense: torch.Tensor, device: torch.device | None = None) -> None:
         """Send a dense CPU tensor, and keep a copy if it is small."""
         self._sent(lambda: self.plain.upload(number, dense, device))
-        is_followed = is_integer_tensor(dense) and dense.nbytes <= self._limit_bytes
+        is_followed = is_followed_upload(dense, self._limit_bytes)
         is_followed |= self._takes_reals and dense.dtype in REALS and dense.nbytes <= HOME_BYTES
         if number != GENERATOR_HANDLE and is_followed:
             with torch.inference_mode(mode=False):
@@ -215,11 +221,17 @@ class KnowingBackend(BackendWrapper):
             if rule is Rule.NOTHING:
                 continue
             if rule is Rule.COMPUTES:
-                if self._takes_reals or takes_only_integers(node):
+                if self._takes_reals or has_exact_numbers(node):
                     self._known.compute(node)
+            elif rule is Rule.UPDATES and has_exact_numbers(node) and self._known.update(node):
+                for place in node.signature.writes:
+                    self._answers.written(node.inputs[place])
+            elif rule is Rule.MOVES and self._known.move(node):
+                for slot in node.inputs:
+                    self._answers.written(slot)
             elif self._known or self._answers:
-                specs = node.signature.operands if rule is Rule.WRITES else ()
-                for place in node.signature.writes if rule is Rule.WRITES else range(len(node.inputs)):
+                specs = () if rule.hides else node.signature.operands
+                for place in range(len(node.inputs)) if rule.hides else node.signature.writes:
                     # A tensor that was given another storage has left the one that it had.
                     self._known.written(node.inputs[place], specs[place] if place < len(specs) else None)
                     self._answers.written(node.inputs[place])
@@ -229,7 +241,7 @@ class KnowingBackend(BackendWrapper):
         welcomes = [executor.welcome for executor in self.executors]
         if welcomes != self._welcomes:
             self._welcomes = welcomes
-            self._takes_reals = all(map(computes_alike, welcomes))
+            self._takes_reals = self._known.computes_alike = all(map(computes_alike, welcomes))
             self._rules.clear()
             self._known.clear()
 
@@ -255,10 +267,12 @@ class KnowingBackend(BackendWrapper):
         self._answers.ran(writes=bool(written), shares=shares)
         for index, place in written:
             signature = nodes[index].signature
-            if place < len(signature.operands) and is_integer_spec(signature.operands[place]) and (
-                    self._known.storage_of(nodes[index].inputs[place].number) is None):
-                # It may share its storage with a value that was fetched.
-                self._known.clear()
+            if place < len(signature.operands) and self._known.storage_of(nodes[index].inputs[place].number) is None:
+                # It may share its storage with a value that was fetched, or written.
+                if is_integer_spec(signature.operands[place]):
+                    self._known.clear()
+                else:
+                    self._known.forget_reals()
             self._written(nodes[index].inputs[place], stays=not moves)
         for (index, place), (by, result) in shared:
             if nodes[by].outputs[result].number not in released:
@@ -273,9 +287,9 @@ class KnowingBackend(BackendWrapper):
         for index, node in enumerate(nodes):
             signature = node.signature
             rule = self._rule(signature)
-            moves |= rule is Rule.HIDES
+            moves |= rule.hides
             found = [outside.setdefault(slot.number, (index, place)) for place, slot in enumerate(node.inputs)]
-            changed = range(len(found)) if rule is Rule.HIDES else signature.writes
+            changed = range(len(found)) if rule.hides else signature.writes
             written |= {place: None for each in changed if (place := found[each]) is not None}
             for result, (slot, alias) in enumerate(zip(node.outputs, signature.aliases, strict=False)):
                 place = outside[slot.number] = found[alias] if alias >= 0 else None

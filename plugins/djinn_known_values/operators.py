@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -16,12 +16,12 @@ from djinn.ir.tape import Node, Signature
 from djinn.ir.value import Slot
 from djinn_known_values.arithmetic import ARITHMETIC, REALS, depends_on_threads
 
-__all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "is_integer_spec", "is_integer_tensor", "mask_of",
-           "rule_of", "takes_only_integers")
+__all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "has_exact_numbers", "is_followed_upload",
+           "is_integer_spec", "is_integer_tensor", "is_real_number", "mask_of", "overwrites", "rule_of")
 
 _EXACT = frozenset("""
     arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
-    lift_fresh lift_fresh_copy _to_copy clone detach alias
+    lift_fresh lift_fresh_copy _to_copy clone detach alias as_strided
     view _unsafe_view reshape unsqueeze squeeze expand slice select transpose permute t unbind split flip repeat
     cat stack index_select gather
     eq ne lt le gt ge isin logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
@@ -31,6 +31,28 @@ _EXACT = frozenset("""
 """.split())
 """Operators, without their overloads. No division and no shift: devices differ in what they do at the edges. No
 position of an extreme: devices differ in which of several they find."""
+_COMPARED = frozenset("eq ne lt le gt ge logical_and logical_or logical_xor logical_not any all isnan".split())
+"""Operators of real numbers whose results are truth values."""
+ROUNDED = frozenset("add sub rsub mul neg abs".split())
+"""Operators of real numbers that the standard of floating-point numbers determines, but for the bits of NaN."""
+_EXACT_REALS = ROUNDED | _COMPARED | frozenset("""
+    arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
+    lift_fresh lift_fresh_copy _to_copy clone detach alias as_strided
+    view _unsafe_view reshape unsqueeze squeeze expand slice select transpose permute t unbind split flip
+    stack where masked_fill
+""".split())
+"""Operators of single real numbers that give the same bits on every device: those that move them, compare them, and
+round once.
+"""
+_UPDATES = frozenset("""
+    add sub mul neg fill zero copy masked_fill index_fill
+    logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not
+""".split())
+"""Operators, without the marks of in-place forms and of lists, whose written operands are as exact as results."""
+_OVERWRITES = frozenset({"fill", "zero", "copy"})
+"""Of these, the ones that do not look at what they overwrite."""
+_MOST_EXACT = 2**24
+"""Integers below it are exact in each type of real numbers that is followed, whatever the order of additions."""
 _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
@@ -39,10 +61,13 @@ _SHAPES = frozenset({"nonzero", "_unique2"})
 """Operators whose results are integers, but have sizes that depend on data; their layouts depend on the device."""
 _MASKED = frozenset({"aten::index.Tensor", "aten::masked_select"})
 """Operators whose result has as many elements as a mask chooses."""
+_MOVE = "aten::set_.source_Tensor_storage_offset"
+"""``torch.load`` gives each tensor its place in a storage."""
 _ZERO_ABSORBS = frozenset({"aten::bitwise_and.Tensor", "aten::logical_and", "aten::mul.Tensor"})
 _TRUE_ABSORBS = frozenset({"aten::bitwise_or.Tensor", "aten::logical_or"})
 ABSORBING = _ZERO_ABSORBS | _TRUE_ABSORBS
 """Operators of two tensors whose result one of them may decide."""
+_FOLLOWED_REALS = frozenset({torch.float32, torch.float64})
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -57,6 +82,15 @@ class Rule(Enum):
     """It may write any of its operands, or let them share their storage."""
     COMPUTES = 3
     """Its results are known if its operands are."""
+    UPDATES = 4
+    """What it writes is known if its operands are."""
+    MOVES = 5
+    """It gives a tensor a place in the storage of another one."""
+
+    @property
+    def hides(self) -> bool:
+        """Whether the operands that it writes do not tell all that it changes."""
+        return self in (Rule.HIDES, Rule.MOVES)
 
 
 def rule_of(
@@ -72,25 +106,85 @@ def rule_of(
     """
     template = signature.template
     operator = operator_named(template.operator)
+    if template.operator == _MOVE:
+        return Rule.MOVES
     if not template.operator.startswith("aten::") or facts_of(operator).changes_metadata or hides(operator):
         return Rule.HIDES
-    if signature.writes:
-        return Rule.WRITES
     name = _name_of(signature)
+    specs = (*signature.operands, *filter(None, signature.results))
+    has_reals = any(spec.dtype not in _INTEGERS for spec in specs)
+    if signature.writes:
+        written = [signature.operands[place] for place in signature.writes if place < len(signature.operands)]
+        is_exact = (name.endswith("_") and base_of(name) in _UPDATES and not signature.results
+                    and len(written) == len(signature.writes)
+                    and not (signature.is_random or template.switches)
+                    and all(spec.size_bytes <= limit_bytes and not _overlaps(spec) for spec in written)
+                    and (not has_reals or _is_exact_update(signature, written)))
+        return Rule.UPDATES if is_exact else Rule.WRITES
     if name in _SHAPES:
         # The order of values that are not sorted depends on the device.
         is_sorted = name != "_unique2" or ConstantArgument(value=False) not in template.arguments[1:2]
         return Rule.COMPUTES if is_sorted and not template.switches else Rule.NOTHING
-    is_exact = name in _EXACT or template.operator in _EXACT_OVERLOADS or (takes_reals and name in ARITHMETIC)
+    is_exact = name in _EXACT or template.operator in _EXACT_OVERLOADS or (takes_reals and name in ARITHMETIC) or (
+        has_reals and name in _EXACT_REALS)
     if not is_exact or signature.is_random or template.switches or depends_on_threads(name, signature):
+        return Rule.NOTHING
+    if has_reals and not takes_reals and not _is_exact_real(name, signature):
         return Rule.NOTHING
     if template.operator in _PLAIN:
         return Rule.COMPUTES
-    dtypes = _INTEGERS | REALS if takes_reals else _INTEGERS
+    dtypes = _INTEGERS | REALS
     for spec in signature.results:
         if spec is None or spec.dtype not in dtypes or spec.size_bytes > limit_bytes:
             return Rule.NOTHING
     return Rule.COMPUTES if signature.results else Rule.NOTHING
+
+
+def _is_exact_real(name: str, signature: Signature) -> bool:
+    """Whether an operation on single real numbers gives the same bits on every device."""
+    results = [spec for spec in signature.results if spec is not None]
+    if all(map(is_integer_spec, results)):
+        # To make an integer of a real number is undefined beyond its range.
+        return not results or name in _COMPARED
+    return name in _EXACT_REALS and not _is_scaled(signature) and all(
+        spec.dtype in _INTEGERS or spec.dtype in _FOLLOWED_REALS for spec in signature.operands) and all(
+        is_integer_spec(spec) or is_real_number(spec) for spec in results)
+
+
+def _is_exact_update(signature: Signature, written: Sequence[TensorSpec]) -> bool:
+    """The same for an operation that writes: only real numbers, each for itself."""
+    return not _is_scaled(signature) and all(is_real_number(spec) for spec in written) and all(
+        spec.dtype in _INTEGERS or spec.dtype in _FOLLOWED_REALS for spec in signature.operands)
+
+
+def _is_scaled(signature: Signature) -> bool:
+    """Whether a product is added, which some kernels round once, and others twice."""
+    return any(name == "alpha" for name, _ in signature.template.keywords)
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    """Whether elements may share their place in memory."""
+    reach = 0
+    for step, extent in sorted(zip(spec.stride, spec.size, strict=True)):
+        if extent > 1 and step <= reach:
+            return True
+        reach += (extent - 1) * step
+    return False
+
+
+def base_of(name: str) -> str:
+    """Return what an operator that writes is called where it does not, and takes one tensor."""
+    return name.removeprefix("_foreach_").rstrip("_")
+
+
+def overwrites(signature: Signature) -> bool:
+    """Whether an operation does not look at what it overwrites."""
+    return base_of(_name_of(signature)) in _OVERWRITES
+
+
+def rounds(signature: Signature) -> bool:
+    """Whether an operation computes real numbers."""
+    return base_of(_name_of(signature)) in ROUNDED
 
 
 def absorbed(operator: str, operand: torch.Tensor, result: TensorSpec) -> int | None:
@@ -108,9 +202,13 @@ def absorbed(operator: str, operand: torch.Tensor, result: TensorSpec) -> int | 
     return None
 
 
-def takes_only_integers(node: Node) -> bool:
-    """Whether no number of a call is a real or complex one, which devices may round differently."""
-    return all(map(_is_integer, node.numbers))
+def has_exact_numbers(node: Node) -> bool:
+    """Whether devices round no number of a call differently: all are integers, or one operand or result is real."""
+    signature = node.signature
+    reals = [spec for spec in (*signature.operands, *filter(None, signature.results)) if spec.dtype not in _INTEGERS]
+    if _name_of(signature) == "arange" and reals:
+        return all(_is_integer(number) and abs(number) < _MOST_EXACT for number in node.numbers)
+    return bool(reals) or all(map(_is_integer, node.numbers))
 
 
 def gives_new_shapes(signature: Signature) -> bool:
@@ -129,6 +227,17 @@ def mask_of(node: Node) -> Slot | None:
 def is_integer_spec(spec: TensorSpec) -> bool:
     """Whether the elements of a value are integers or booleans."""
     return spec.dtype in _INTEGERS
+
+
+def is_real_number(spec: TensorSpec) -> bool:
+    """Whether a value is one real number, of a type that is followed."""
+    return spec.dtype in _FOLLOWED_REALS and spec.numel == 1
+
+
+def is_followed_upload(tensor: torch.Tensor, limit_bytes: int) -> bool:
+    """Whether an uploaded or fetched tensor is followed: small integers, and single real numbers."""
+    return tensor.nbytes <= limit_bytes and (
+        tensor.dtype in _INTEGERS or (tensor.dtype in _FOLLOWED_REALS and tensor.numel() == 1))
 
 
 def is_integer_tensor(tensor: torch.Tensor) -> bool:

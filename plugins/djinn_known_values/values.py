@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -18,7 +19,17 @@ from djinn.ir.value import Slot
 from djinn.wire.messages import Description
 from djinn.wire.tensors import DTYPE_NAMES, to_dense_cpu
 from djinn_known_values.arithmetic import KEPT_BYTES
-from djinn_known_values.operators import ABSORBING, absorbed, gives_new_shapes, is_integer_spec, is_integer_tensor
+from djinn_known_values.operators import (
+    ABSORBING,
+    absorbed,
+    gives_new_shapes,
+    is_followed_upload,
+    is_integer_spec,
+    is_real_number,
+    overwrites,
+    rounds,
+)
+from djinn_known_values.placing import placed, restrided, seen_through, shares_elements, surrounds, usual_strides
 
 __all__ = ("KnownValue", "KnownValues", "Unknown")
 
@@ -46,16 +57,24 @@ class _Call:
     """An operation that has not been computed, or the results.
 
     Attributes:
-        node: The operation; ``None`` once it is computed.
+        run: Computes the results of those of the operands; ``None`` once it is computed.
         operands: The values that it takes.
-        results: Its results, once it is computed.
         pending: How many operations are to be computed for it, at most.
+        kind: The number of the operation's template.
+        is_sure: Whether all operands were known when it was noted.
+        results: Its results, once it is computed.
     """
 
-    node: Node | None
+    run: Callable[[Sequence[Any]], Sequence[Any]] | None
     operands: tuple[KnownValue, ...]
-    pending: int
+    pending: int = attrs.field(init=False)
+    kind: int = 0
+    is_sure: bool = attrs.field(init=False)
     results: Sequence[Any] = ()
+
+    def __attrs_post_init__(self) -> None:
+        self.is_sure = all(operand.is_sure for operand in self.operands)
+        self.pending = 1 + sum(operand.call.pending for operand in self.operands if operand.call is not None)
 
 
 @attrs.define(eq=False)
@@ -69,6 +88,7 @@ class KnownValue:
         position: Which of the operation's results it is.
         is_small: Whether it may be fetched for the sake of others.
         tensor: The value, if it was uploaded or fetched.
+        spec: Its metadata, if it was recorded.
         kept_bytes: Bytes of the value, if it was uploaded.
     """
 
@@ -78,31 +98,43 @@ class KnownValue:
     position: int = 0
     is_small: bool = False
     tensor: torch.Tensor | None = None
+    spec: TensorSpec | None = None
     kept_bytes: int = 0
 
     @property
     def is_computed(self) -> bool:
         """Whether it is there."""
-        return self.tensor is not None or (self.call is not None and self.call.node is None)
+        return self.tensor is not None or (self.call is not None and self.call.run is None)
+
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether it is certain that nothing has to be fetched for it."""
+        return self.tensor is not None or (self.call is not None and self.call.is_sure)
 
 
 _Lacks: TypeAlias = "dict[int, KnownValue] | None"
 
 
 class KnownValues:
-    """Values by number, and the operations that they come from. A write makes the values of its storage unknown.
+    """Values by number, and the operations that they come from.
 
-    An operation is computed when one of its results is asked for, from what its operands were when it was recorded.
-    Some operands may be values that only the executor knows: then it tells which of them are lacking.
+    A write makes the values of its storage unknown, unless what it writes is known. An operation is computed when one
+    of its results is asked for, from what its operands were when it was recorded. Some operands may be values that only
+    the executor knows: then it tells which of them are lacking.
 
     Args:
         limit_bytes: Size of the largest value that is computed before anybody asks.
+
+    Attributes:
+        computes_alike: Whether executors compute all bits as this process does, also those of NaN.
 
     Concurrency:
         One thread at a time.
     """
 
     def __init__(self, limit_bytes: int) -> None:
+        self.computes_alike = False
         self._limit_bytes = limit_bytes
         self._values: OrderedDict[int, KnownValue] = OrderedDict()
         self._storages: dict[int, set[int]] = {}
@@ -119,8 +151,8 @@ class KnownValues:
 
     def put(self, number: int, tensor: torch.Tensor) -> None:
         """Take over the value of a new storage; earlier ones go if there are too many bytes."""
-        self._kept_bytes += tensor.nbytes
-        self._add(KnownValue(Slot(number, number), number, tensor=tensor, kept_bytes=tensor.nbytes))
+        spec = TensorSpec(tensor.size(), tensor.stride(), 0, tensor.dtype, _CPU)
+        self._add(KnownValue(Slot(number, number), number, tensor=tensor, spec=spec, kept_bytes=tensor.nbytes))
         while self._kept_bytes > KEPT_BYTES:
             self._remove(next(earlier for earlier, value in self._values.items() if value.kept_bytes))
 
@@ -136,22 +168,98 @@ class KnownValues:
             if value is None:
                 if not self.is_small(spec):
                     return
-                value = self._add(KnownValue(slot, slot.storage, is_small=True))
+                value = self._add(KnownValue(slot, slot.storage, is_small=True, spec=spec))
             operands.append(value)
         if len(operands) < len(node.inputs):
             return
         # The slots of a node that is repeated change; the values do not.
-        pending = 1 + sum(operand.call.pending for operand in operands if operand.call is not None)
-        call = _Call(node, tuple(operands), pending)
-        if pending > MAX_PENDING:
-            if any(spec is not None and spec.size_bytes > self._limit_bytes for spec in node.signature.results):
-                return
+        call = self._call(node, self._run, operands)
+        if call is None:
+            return
+        for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
+            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self.is_small(result),
+                                 spec=result))
+
+    def update(self, node: Node) -> bool:
+        """Note an operation that writes, and return whether what it writes is known.
+
+        Other values of a storage that is written stay known if it is certain what a write of theirs changes.
+        """
+        specs, writes = node.signature.operands, node.signature.writes
+        written = [node.inputs[place] for place in writes]
+        storages = {slot.storage for slot in written}
+        if len(storages) < len(written) or not storages.isdisjoint(
+                slot.storage for place, slot in enumerate(node.inputs) if place not in writes):
+            return False
+        operands = []
+        for place, (slot, spec) in enumerate(zip(node.inputs, specs, strict=True)):
+            value = self._values.get(slot.number)
+            if place in writes and overwrites(node.signature):
+                value = KnownValue(slot, slot.storage, _Call(partial(_empty, spec), ()))
+            if value is None or value.storage != slot.storage or not self._is_known(value):
+                return False
+            operands.append(value)
+        call = self._call(node, self._run_on_copies, operands)
+        if call is None:
+            return False
+        for position, (slot, place) in enumerate(zip(written, writes, strict=True)):
+            made = KnownValue(slot, slot.storage, call, position, self.is_small(specs[place]), spec=specs[place])
+            others = [self._values[number] for number in self._storages.get(slot.storage, ()) if number != slot.number]
+            self.written_storage(slot.storage)
+            self._remove(slot.number)
+            self._add(made)
+            # What the whole of them is tells more than what was written.
+            whole = next((other for other in others if surrounds(other.spec, made.spec)), made)
+            others = [other for other in others if other is not whole]
+            changed = made if whole is made else self._see(whole, made)
+            for other in others:
+                if shares_elements(other.spec, made.spec):
+                    self._see(other, changed or made)
+                else:
+                    self._add(other)
+        return True
+
+    def _see(self, other: KnownValue, made: KnownValue) -> KnownValue | None:
+        """Note what another value of a storage is, after a value of it was written."""
+        if other.spec is None or made.spec is None or not self._is_known(other):
+            return None
+        call = _Call(partial(seen_through, other.spec, made.spec), (other, made))
+        return self._add(KnownValue(other.slot, other.storage, call, is_small=other.is_small, spec=other.spec))
+
+    def move(self, node: Node) -> bool:
+        """Note that a tensor was given a place in the storage of another one; return whether its value is known."""
+        target, source = node.inputs
+        base = self._values.get(source.number)
+        if base is None or base.storage != source.storage or base.spec is None or (
+                base.spec.dtype is not node.signature.operands[0].dtype):
+            return False
+        try:
+            bound = self._bound(node.signature.template)
+            _, _, offset, size, *rest = fill(bound.arguments, bound.keywords, node.inputs, node.numbers)[0]
+        except Unknown:
+            return False
+        stride = tuple(rest[0]) if rest and rest[0] else usual_strides(size)
+        spec = TensorSpec(torch.Size(size), stride, offset, base.spec.dtype, base.spec.device)
+        if not (is_integer_spec(spec) or is_real_number(spec)) or spec.size_bytes > self._limit_bytes:
+            return False
+        self._remove(target.number)
+        call = _Call(partial(placed, spec, base.spec), (base,))
+        self._add(KnownValue(target, target.storage, call, is_small=self.is_small(spec), spec=spec))
+        return True
+
+    def _call(self, node: Node, run: Callable[[Node, Sequence[Any]], Sequence[Any]],
+              operands: Sequence[KnownValue]) -> _Call | None:
+        """Describe an operation; compute it if there is much to compute; return nothing if it cannot be computed."""
+        call = _Call(partial(run, node), tuple(operands), node.signature.template_number)
+        if call.pending > MAX_PENDING:
+            specs = (*node.signature.results, *(node.signature.operands[place] for place in node.signature.writes))
+            if any(spec is not None and spec.size_bytes > self._limit_bytes for spec in specs):
+                return None
             try:
                 self._finish(call)
             except Unknown:
-                return
-        for position, (slot, result) in enumerate(zip(node.outputs, node.signature.results, strict=True)):
-            self._add(KnownValue(slot, slot.storage, call, position, result is not None and self.is_small(result)))
+                return None
+        return call
 
     def _absorb(self, node: Node) -> bool:
         """Note the result of an operation that one operand decides: the end of a loop that has reached its length."""
@@ -200,12 +308,11 @@ class KnownValues:
         value = self._values.get(slot.number)
         calls = [] if value is None or value.call is None else [
             value.call, *(operand.call for operand in value.call.operands if operand.call is not None)]
-        return tuple(0 if call.node is None else call.node.signature.template_number for call in calls)
+        return tuple(0 if call.run is None else call.kind for call in calls)
 
     def learn(self, slot: Slot, fetched: object) -> None:
         """Note a value that was fetched; the tensor stays the caller's."""
-        if not isinstance(fetched, torch.Tensor) or not is_integer_tensor(fetched) or (
-                fetched.nbytes > self._limit_bytes):
+        if not isinstance(fetched, torch.Tensor) or not is_followed_upload(fetched, self._limit_bytes):
             return
         value = self._values.get(slot.number) or self._add(KnownValue(slot, slot.storage))
         with torch.inference_mode(mode=False):
@@ -223,7 +330,7 @@ class KnownValues:
         if value is not None:
             self.written_storage(value.storage)
         if spec is not None and self.is_small(spec):
-            self._add(KnownValue(slot, slot.storage, is_small=True))
+            self._add(KnownValue(slot, slot.storage, is_small=True, spec=spec))
 
     def written_storage(self, storage: int, *, stays: bool = False) -> None:
         """Drop the values of a storage.
@@ -236,13 +343,19 @@ class KnownValues:
             value = self._values[number]
             self._remove(number)
             if stays:
-                self._add(KnownValue(value.slot, storage, is_small=value.is_small))
+                self._add(KnownValue(value.slot, storage, is_small=value.is_small, spec=value.spec))
 
     def release(self, numbers: Iterable[int]) -> None:
         """Drop values that the program no longer refers to."""
         values = self._values
         for number in numbers:
             if number in values:
+                self._remove(number)
+
+    def forget_reals(self) -> None:
+        """Drop all real numbers."""
+        for number, value in tuple(self._values.items()):
+            if value.spec is None or not is_integer_spec(value.spec):
                 self._remove(number)
 
     def is_small(self, spec: TensorSpec) -> bool:
@@ -258,6 +371,7 @@ class KnownValues:
     def _add(self, value: KnownValue) -> KnownValue:
         number = value.slot.number
         self._values[number] = value
+        self._kept_bytes += value.kept_bytes
         self._storages.setdefault(value.storage, set()).add(number)
         if len(self._values) > MAX_VALUES:
             self._remove(next(iter(self._values)))
@@ -272,6 +386,9 @@ class KnownValues:
         others.discard(number)
         if not others:
             del self._storages[value.storage]
+
+    def _is_known(self, value: KnownValue) -> bool:
+        return value.is_sure or self._lacks(value, {}, may_lack=False) is not None
 
     def _lacks(self, value: KnownValue, seen: dict[int, _Lacks], *, may_lack: bool) -> _Lacks:
         """Return the values to fetch so that another can be computed; ``None`` if that does not suffice."""
@@ -296,7 +413,7 @@ class KnownValues:
             return value.tensor
         if value.call is None:
             raise Unknown
-        if value.call.node is not None:
+        if value.call.run is not None:
             self._finish(value.call)
         return value.call.results[value.position]
 
@@ -306,20 +423,52 @@ class KnownValues:
         Raises:
             Unknown: It cannot be computed here.
         """
-        node = call.node
-        assert node is not None
+        run = call.run
+        assert run is not None
         operands = [self._result(operand) for operand in call.operands]
         try:
             with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
                   torch.inference_mode(mode=False), torch.no_grad()):
-                bound = self._bound(node.signature.template)
-                arguments, keywords = fill(bound.arguments, bound.keywords, operands, node.numbers)
-                results = results_of(bound, bound.function(*arguments, **keywords))
+                results = run(operands)
         except Exception as error:  # the executor raises what is wrong, if something is
             raise Unknown from error
-        if not gives_new_shapes(node.signature) and not all(map(_fits, results, node.signature.results)):
+        call.run, call.operands, call.pending, call.results = None, (), 0, results
+
+    def _run(self, node: Node, operands: Sequence[Any]) -> Sequence[Any]:
+        """Compute the results of an operation."""
+        signature = node.signature
+        bound = self._bound(signature.template)
+        arguments, keywords = fill(bound.arguments, bound.keywords, operands, node.numbers)
+        if signature.template.operator == "aten::as_strided":
+            results = [restrided(signature.operands[0], *arguments)]
+        else:
+            results = results_of(bound, bound.function(*arguments, **keywords))
+        if not gives_new_shapes(signature) and not all(map(_fits, results, signature.results)):
             raise Unknown
-        call.node, call.operands, call.pending, call.results = None, (), 0, results
+        self._check_bits(node, results)
+        return results
+
+    def _run_on_copies(self, node: Node, operands: Sequence[Any]) -> Sequence[Any]:
+        """Compute what an operation writes."""
+        bound = self._bound(node.signature.template)
+        copies = [operand.clone() if place in node.signature.writes else operand
+                  for place, operand in enumerate(operands)]
+        arguments, keywords = fill(bound.arguments, bound.keywords, copies, node.numbers)
+        bound.function(*arguments, **keywords)
+        written = [copies[place] for place in node.signature.writes]
+        self._check_bits(node, written)
+        return written
+
+    def _check_bits(self, node: Node, results: Sequence[Any]) -> None:
+        """Leave NaN to the executor: its bits depend on the device.
+
+        Raises:
+            Unknown: A real number that was computed is NaN.
+        """
+        if not self.computes_alike and rounds(node.signature) and any(
+                result.is_floating_point() and bool(result.isnan()) for result in results):
+            raise Unknown
+
     def _bound(self, template: Template) -> BoundCall:
         if template.default_dtype not in ("", DTYPE_NAMES[torch.get_default_dtype()]):
             raise Unknown
@@ -329,6 +478,10 @@ class KnownValues:
                 self._calls.clear()
             bound = self._calls[template] = bind(Program((template,), (), 0, ()), _CPU)[0]
         return bound
+
+
+def _empty(spec: TensorSpec, _: Sequence[Any]) -> list[torch.Tensor]:
+    return [torch.empty_strided(spec.size, spec.stride, dtype=spec.dtype, device=_CPU)]
 
 
 def _fits(result: Any, spec: TensorSpec | None) -> bool:

@@ -85,17 +85,34 @@ def test_an_operand_decides_only_if_all_its_elements_do(known: list[bool], trips
     assert _trips_of((unknown.long() * (~ours).long()).tolist) == (trips, [0, 0])
 
 
-@pytest.mark.parametrize("write", [
-    lambda ids: ids.add_(1), lambda ids: ids.view(-1)[1:].zero_(), lambda ids: ids.data.copy_(torch.ones(3)),
-    lambda ids: ids.detach().masked_fill_(ids > 0, 5),
-], ids=["in place", "through a view", "from here", "through an alias"])
-def test_a_write_is_seen(write: Any) -> None:
+@pytest.mark.parametrize(("write", "trips"), [
+    (lambda ids: ids.add_(1), 0), (lambda ids: ids.view(-1)[1:].zero_(), 0), (lambda ids: ids[::2].mul_(3), 0),
+    (lambda ids: torch._foreach_add_([ids.t(), ids.clone()], 2), 0),
+    (lambda ids: ids.detach().masked_fill_(ids > 0, 5), 0),
+    (lambda ids: ids.data.copy_(torch.ones(3)), 1), (lambda ids: ids.floor_divide_(2), 1),
+], ids=["in place", "through a view", "at every other place", "in a list", "through an alias", "from here", "divided"])
+def test_a_write_is_seen(write: Any, trips: int) -> None:
     here, there = torch.arange(3), torch.arange(3, device=DEVICE)
     views = [ids[1:] for ids in (here, there)]
     write(here)
     write(there)
-    trips, got = _trips_of(views[1].tolist)
-    assert (trips, got) == (1, views[0].tolist())
+    assert _trips_of(views[1].tolist) == (trips, views[0].tolist())
+
+
+def test_single_real_numbers_are_followed_with_the_bits_of_each_device() -> None:
+    def computed(device: str) -> list[Any]:
+        step, rate = torch.tensor(3.0).to(device), torch.full((), 0.1, device=device, dtype=torch.float64)
+        decayed = step.clone()
+        for _ in range(200):
+            step += 1
+            decayed *= 0.999
+            rate.sub_(1e-3)
+        torch._foreach_add_([step, rate], 1)
+        return [step.item(), decayed.item(), float(rate), bool(step > 203.5), step[None].tolist()]
+
+    assert _trips_of(lambda: computed(DEVICE)) == (0, computed("cpu"))
+    unlimited = torch.full((), float("inf"), device=DEVICE)
+    assert _trips_of(lambda: (unlimited - unlimited).isnan().item()) == (1, True)
 
 
 def test_floats_large_tensors_and_divisions_are_asked_for() -> None:

@@ -181,7 +181,7 @@ def test_a_number_that_is_written_while_a_loop_reads_others_is_seen() -> None:
 
 
 def test_a_lost_number_disturbs_no_others() -> None:
-    numbers = [torch.full((1,), float(index), device=DEVICE) for index in range(4)]
+    numbers = [torch.full((2,), float(index), device=DEVICE)[:1] for index in range(4)]
     numbers.insert(2, numbers[0][torch.tensor([9], device=DEVICE)])
     made: list[Any] = []
     for number in numbers:

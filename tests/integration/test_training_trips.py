@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -64,6 +65,41 @@ def test_a_gradient_scaler_waits_for_nothing_with_a_fused_optimizer(clips: bool)
     assert set(_trips(_scaled(clips), fused=True)) == {0}
     # With others, PyTorch asks whether to make the step.
     assert set(_trips(_scaled(clips), fused=False)) == {1}
+
+
+_RESUMED = [
+    *((name, mode, DEVICE) for name in ("AdamW", "NAdam", "RAdam", "Adagrad", "ASGD", "Adamax")
+      for mode in ("", "foreach")),
+    ("AdamW", "fused", DEVICE), ("AdamW", "capturable", DEVICE), ("NAdam", "", "cpu"), ("ASGD", "", "cpu")]
+
+
+@pytest.mark.parametrize(("name", "mode", "place"), _RESUMED)
+def test_resumed_training_waits_for_nothing_and_goes_on_as_eager_does(name: str, mode: str, place: str) -> None:
+    def trained(device: str, *, resumes: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)).to(device)
+        data = torch.randn(4, 3).to(device)
+        options = {"foreach": None} if mode == "fused" else {"foreach": False}
+        options |= {mode: True} if mode else {}
+        optimizer, saved = getattr(torch.optim, name)(model.parameters(), 0.01, **options), io.BytesIO()
+        for turn in range(7):
+            if turn == 2 and resumes:
+                torch.save(optimizer.state_dict(), saved)
+                saved.seek(0)
+                optimizer = getattr(torch.optim, name)(model.parameters(), 0.01, **options)
+                optimizer.load_state_dict(torch.load(saved, map_location=place))
+                djinn.synchronize()
+                djinn.reset_stats()
+            model(data).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*model.parameters()]
+
+    got = trained(DEVICE, resumes=True)
+    assert djinn.stats()["round_trips"] == 0
+    # PyTorch refuses capturable optimizers on a CPU.
+    wanted = trained(DEVICE if mode == "capturable" else "cpu", resumes=False)
+    assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(got, wanted, strict=True))
 
 
 def test_accumulated_losses_are_read_in_one_round_trip_a_step() -> None:

@@ -143,6 +143,10 @@ MUTANTS = (
            "(tuple(operands), *steps)", "(len(operands), *steps)", within="made:real asked:numbers"),
     mutant("all-instead-of-chosen", "session.known_exact", "djinn_known_values.sizes:SizesAsked.answer",
            "int(torch.count_nonzero(found[0]))", "found[0].numel()", within="computed:chosen"),
+    mutant("updated-but-not-around", "session.known_exact", "djinn_known_values.placing:seen_through",
+           "restrided(other, copy, written.size, written.stride, written.storage_offset).copy_(after)", "pass"),
+    mutant("updated-and-still-as-before", "session.known_exact", "djinn_known_values.values:KnownValues.update",
+           "self.written_storage(slot.storage)", "pass"),
     # Small work that the client does.
     mutant("done-for-a-server-that-computes-otherwise", "session.small_work_exact",
            "djinn_known_values.arithmetic:computes_alike",
