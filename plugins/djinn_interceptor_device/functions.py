@@ -15,7 +15,17 @@ from djinn.kinds.interceptor import FunctionHandler
 from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
-from djinn_interceptor_device import copying, exporting, gradients, losses, recurrent, remote_norms, saving, tuples
+from djinn_interceptor_device import (
+    copying,
+    exporting,
+    gradients,
+    losses,
+    recurrent,
+    remote_norms,
+    remote_numbers,
+    saving,
+    tuples,
+)
 from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
@@ -144,6 +154,8 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((F.rms_norm, torch.rms_norm), shortcuts.shortened(keep_rms_norm)),
     _ATTENTION: shortcuts.shortened(keep_whole, allowed_kernels),
     **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),
+    **{function: shortcuts.shortened(remote_numbers.call) if function in _SHORT else remote_numbers.call
+       for function in remote_numbers.TAKING},
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), split_at_home),
     **tuples.FUNCTIONS,
     **recurrent.FUNCTIONS,

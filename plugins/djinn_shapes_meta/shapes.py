@@ -18,6 +18,8 @@ from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
 
+_SCALARS = frozenset({"alpha", "beta", "value"})
+"""Arguments that are numbers, unless an operator takes a tensor by that name."""
 _NUMBERS = {int: (False, False, True), float: (False, True, True), complex: (True, True, True)}
 """Ranks of Python's numbers; see `_kind_of`."""
 
@@ -45,6 +47,8 @@ class MetaShapes:
     ) -> Inference | None:
         """Infer the result of ``operator(*args, **kwargs)``, or return ``None``."""
         facts = facts_of(operator)
+        kwargs = {name: _number_like(item) if name in _SCALARS and isinstance(item, torch.Tensor) else item
+                  for name, item in kwargs.items()}
         if not is_ordinary(facts, args, kwargs) or _is_unchecked(operator, facts, args, kwargs):
             return None
         arguments = tensors_in((args, tuple(kwargs.values())))
@@ -75,6 +79,11 @@ class MetaShapes:
             return None
         laid_out = corrected(facts, args, kwargs, results)
         return None if laid_out is None else Inference(laid_out, tuple(map(OutputSpec.of, arguments)))
+
+
+def _number_like(tensor: torch.Tensor) -> complex:
+    """Return a number in the place of one that a step before reads from such a tensor."""
+    return 2j if tensor.is_complex() else 2.0 if tensor.is_floating_point() else 2
 
 
 def _is_unchecked(

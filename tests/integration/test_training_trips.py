@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from djinn_interceptor_device.remote_numbers import TAKING
 
 import djinn
 
@@ -119,3 +121,75 @@ def test_accumulated_losses_are_read_in_one_round_trip_a_step() -> None:
         assert sum(loss.item() for loss in losses) > 0
         trips.append(djinn.stats()["round_trips"] - before)
     assert trips == 4 * [1]
+
+
+def _taken(function: str, device: str, dtype: torch.dtype) -> tuple[int, list[torch.Tensor]]:
+    """Call a function of the list that takes numbers, with one that the device has computed."""
+    torch.manual_seed(0)
+    vector, other, matrix = (torch.rand(*size).mul(9).to(dtype).to(device) for size in ((3,), (3,), (3, 3)))
+    number, matrices = (vector + other).sum() * 3, torch.stack([matrix, matrix.t()])
+    index, name = torch.tensor([2, 0, 2]).to(device), function.removesuffix("_")
+    operands: dict[str, tuple[Any, ...]] = {
+        "addmm": (matrix, matrix.clone(), matrix + 1), "addmv": (vector, matrix, other),
+        "addr": (matrix, vector, other), "addbmm": (matrix, matrices, matrices),
+        "baddbmm": (matrices, matrices.clone(), matrices + 1),
+        "index_add": (vector, 0, index, other), "addcmul": (vector, other, vector), "addcdiv": (vector, other, vector),
+        "_foreach_add": ([vector, matrix], [other, matrix + 1]), "_foreach_sub": ([vector], [other])}
+    args = operands.get(name, (vector, other))
+    djinn.synchronize()
+    before = djinn.stats()["round_trips"]
+    word = "value" if name.startswith("addc") else "alpha"
+    call = getattr(torch, function, None) or getattr(torch.Tensor, function)
+    made = call(*args, **{word: number}, **({"beta": number} if name in {"addmm", "baddbmm"} else {}))
+    trips = djinn.stats()["round_trips"] - before
+    leaves = torch.utils._pytree.tree_leaves((args, made))
+    return trips, [leaf.cpu() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.parametrize("function", dict.fromkeys(function.__name__ for function in TAKING))
+def test_a_number_that_only_the_server_needs_stays_there(function: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        if dtype is torch.int64 and function.startswith("addcdiv"):
+            continue
+        trips, got = _taken(function, DEVICE, dtype)
+        assert trips == 0
+        for mine, wanted in zip(got, _taken(function, "cpu", dtype)[1], strict=True):
+            assert torch.equal(mine, wanted)
+
+
+def test_a_number_of_the_server_is_asked_for_where_a_gradient_or_a_truth_value_needs_it() -> None:
+    def gradient(device: str) -> list[float]:
+        one = torch.tensor([1.0, 2.0], requires_grad=True, device=device)
+        version = one.detach().add_(one.detach(), alpha=one.detach().sum())._version
+        (found,) = torch.autograd.grad(one.add(one, alpha=(one * one).sum().detach()).sum(), one)
+        return [*found.tolist(), version, *one.bool().add(one.bool(), alpha=one.sum() > 0).tolist()]
+
+    assert gradient(DEVICE) == gradient("cpu")
+    with pytest.raises(RuntimeError, match="integral"):
+        torch.arange(3, device=DEVICE).add(1, alpha=torch.rand((), device=DEVICE))
+
+
+def test_a_search_along_a_line_waits_only_where_python_decides() -> None:
+    def found(device: str) -> tuple[int, list[torch.Tensor]]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(device)
+        x, y = torch.rand(16, 4).to(device), torch.rand(16, 1).to(device)
+        optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", history_size=20, max_iter=10)
+        losses = []
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            losses.append((model(x) - y).square().mean())
+            losses[-1].backward()
+            return losses[-1]
+
+        before = djinn.stats()["round_trips"]
+        optimizer.step(closure)
+        return djinn.stats()["round_trips"] - before, [torch.stack(losses).detach().cpu(), *(
+            parameter.detach().cpu() for parameter in model.parameters())]
+
+    trips, got = found(DEVICE)
+    wanted = found("cpu")[1]
+    assert all(torch.equal(mine, ours) for mine, ours in zip(got, wanted, strict=True))
+    # Of the loss, its slope and the ends of the search; 130 where each number of the history is asked for.
+    assert trips <= 5 * len(got[0])
