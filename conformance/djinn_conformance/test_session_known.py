@@ -34,6 +34,9 @@ _MADE: tuple[Callable[[torch.device, int], torch.Tensor], ...] = (
 _CHOSEN: tuple[Call, ...] = (
     lambda a, b, n: a[a > n], lambda a, b, n: a.reshape(-1)[:b.numel()][(b.reshape(-1) != n)[:a.numel()]],
     lambda a, b, n: torch.cat([torch.unique(a), a.reshape(-1)[:1]]),
+    lambda a, b, n: torch.stack([a, a])[:, a > n],
+    lambda a, b, n: torch.bincount(a.reshape(-1).clamp(0, 3), minlength=n),
+    lambda a, b, n: b.reshape(-1)[:1].repeat_interleave(a.reshape(-1)[:1].clamp(0, 3)),
 )
 """Their sizes depend on data."""
 _COMPUTED: tuple[Call, ...] = (
@@ -60,7 +63,7 @@ _WRITTEN: tuple[Call, ...] = (
     lambda a, b, n: a.detach().copy_(b.reshape(-1)[0].clone()), lambda a, b, n: a.masked_fill_(a == n, 3),
     lambda a, b, n: a.set_(b), lambda a, b, n: torch._foreach_add_([a], 1), lambda a, b, n: a.data.mul_(2),
     lambda a, b, n: a.view(-1)[n:].add_(1), lambda a, b, n: a.view(-1)[::2].mul_(n), lambda a, b, n: a.sub_(n, alpha=3),
-    lambda a, b, n: a.copy_(b), lambda a, b, n: torch._foreach_mul_([a, b.clone()], n), lambda a, b, n: a.mul_(0.3),
+    lambda a, b, n: a.copy_(b), lambda a, b, n: torch._foreach_mul_([a, a.clone()], n), lambda a, b, n: a.mul_(0.3),
     lambda a, b, n: a.set_(b.untyped_storage(), n, a.size(), a.stride()),
 )
 _ASKED: tuple[Call, ...] = (

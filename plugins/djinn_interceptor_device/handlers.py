@@ -244,6 +244,18 @@ def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[
     return made
 
 
+def repeat_interleave(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record a repetition of positions whose length is given; a wrong one fails where it runs."""
+    repeats, length = args[0], kwargs.get("output_size")
+    if type(length) is not int or length < 0 or not repeats.numel() or repeats.dim() != 1 or (
+            repeats.dtype not in (torch.int32, torch.int64)):
+        return NotImplemented
+    recorder = session.recorder
+    spec = session.specs.intern(torch.Size((length,)), (1,), 0, repeats.dtype, repeats._value.spec.device)
+    plan = recorder.plan(recorder.binding(operator), operator, args, kwargs).told((spec,))
+    return recorder.apply(plan, args, kwargs, *recorder.take_apart(args, kwargs))
+
+
 HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._to_copy.default: to_copy,
     aten.copy_.default: copy_,
@@ -257,6 +269,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._conj.default: conjugate,
     aten._neg_view.default: negate,
     aten.view_as_real.default: view_as_real,
+    aten.repeat_interleave.Tensor: repeat_interleave,
     aten.histc.default: histograms.histc,
     aten._convert_indices_from_coo_to_csr.default: index_pointers.from_indices,
     aten._convert_indices_from_csr_to_coo.default: index_pointers.to_indices,

@@ -13,11 +13,10 @@ from djinn.ir.program import ConstantArgument
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature
-from djinn.ir.value import Slot
 from djinn_known_values.arithmetic import ARITHMETIC, REALS, depends_on_threads
 
 __all__ = ("ABSORBING", "Rule", "absorbed", "gives_new_shapes", "has_exact_numbers", "is_followed_upload",
-           "is_integer_spec", "is_integer_tensor", "is_real_number", "mask_of", "overwrites", "rule_of")
+           "is_integer_spec", "is_real_number", "overwrites", "rounds", "rule_of")
 
 _EXACT = frozenset("""
     arange full zeros ones scalar_tensor full_like zeros_like ones_like new_full new_zeros new_ones
@@ -57,10 +56,8 @@ _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
 """Operators whose result is not a tensor."""
-_SHAPES = frozenset({"nonzero", "_unique2"})
+_SHAPES = frozenset("nonzero _unique2 unique_consecutive unique_dim bincount repeat_interleave".split())
 """Operators whose results are integers, but have sizes that depend on data; their layouts depend on the device."""
-_MASKED = frozenset({"aten::index.Tensor", "aten::masked_select"})
-"""Operators whose result has as many elements as a mask chooses."""
 _MOVE = "aten::set_.source_Tensor_storage_offset"
 """``torch.load`` gives each tensor its place in a storage."""
 _ZERO_ABSORBS = frozenset({"aten::bitwise_and.Tensor", "aten::logical_and", "aten::mul.Tensor"})
@@ -122,9 +119,10 @@ def rule_of(
                     and (not has_reals or _is_exact_update(signature, written)))
         return Rule.UPDATES if is_exact else Rule.WRITES
     if name in _SHAPES:
-        # The order of values that are not sorted depends on the device.
+        # The order of values that are not sorted depends on the device, and so does that of sums.
         is_sorted = name != "_unique2" or ConstantArgument(value=False) not in template.arguments[1:2]
-        return Rule.COMPUTES if is_sorted and not template.switches else Rule.NOTHING
+        is_exact = is_sorted and not template.switches and not (has_reals and name == "bincount")
+        return Rule.COMPUTES if is_exact else Rule.NOTHING
     is_exact = name in _EXACT or template.operator in _EXACT_OVERLOADS or (takes_reals and name in ARITHMETIC) or (
         has_reals and name in _EXACT_REALS)
     if not is_exact or signature.is_random or template.switches or depends_on_threads(name, signature):
@@ -216,14 +214,6 @@ def gives_new_shapes(signature: Signature) -> bool:
     return _name_of(signature) in _SHAPES
 
 
-def mask_of(node: Node) -> Slot | None:
-    """Return the mask that alone decides how many elements an operation chooses, each of which it covers."""
-    if node.signature.template.operator not in _MASKED or len(node.inputs) != 2:
-        return None
-    masked, mask = node.signature.operands
-    return node.inputs[1] if mask.dtype is torch.bool and mask.size == masked.size else None
-
-
 def is_integer_spec(spec: TensorSpec) -> bool:
     """Whether the elements of a value are integers or booleans."""
     return spec.dtype in _INTEGERS
@@ -238,11 +228,6 @@ def is_followed_upload(tensor: torch.Tensor, limit_bytes: int) -> bool:
     """Whether an uploaded or fetched tensor is followed: small integers, and single real numbers."""
     return tensor.nbytes <= limit_bytes and (
         tensor.dtype in _INTEGERS or (tensor.dtype in _FOLLOWED_REALS and tensor.numel() == 1))
-
-
-def is_integer_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor are integers or booleans."""
-    return tensor.dtype in _INTEGERS
 
 
 def _is_integer(number: Any) -> bool:

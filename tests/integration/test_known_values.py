@@ -210,6 +210,47 @@ def test_sizes_that_depend_on_uploads_cost_no_trip() -> None:
     assert chosen[0].tolist() == chosen[1].tolist() == values.cpu()[[0, 2]].tolist()
 
 
+_BY_MASKS: dict[str, Any] = {
+    "rows": lambda x, rows, columns, counts: x[rows],
+    "columns": lambda x, rows, columns, counts: x[:, columns],
+    "of a transposed tensor": lambda x, rows, columns, counts: x.t()[columns],
+    "both": lambda x, rows, columns, counts: x[rows[:, None] & columns, None],
+    "with positions": lambda x, rows, columns, counts: x[counts[:2], columns],
+    "assigned": lambda x, rows, columns, counts: x.index_put((rows,), x[rows] * 2),
+    "selected": lambda x, rows, columns, counts: torch.masked_select(x, rows[:, None]),
+    "repeated": lambda x, rows, columns, counts: x.repeat_interleave(counts, 0),
+    "counted": lambda x, rows, columns, counts: torch.bincount(counts, minlength=5),
+    "weighed": lambda x, rows, columns, counts: torch.bincount(counts, weights=x[:, 0]),
+    "in a row": lambda x, rows, columns, counts: torch.unique_consecutive(counts, return_counts=True)[1],
+    "unique rows": lambda x, rows, columns, counts: torch.unique(counts[None].expand(2, -1), dim=0),
+    "one changed": lambda x, rows, columns, counts: (rows[1].fill_(True), x[rows])[1],
+}
+
+
+@pytest.mark.usefixtures("_each_place")
+@pytest.mark.parametrize("chosen", _BY_MASKS.values(), ids=[*_BY_MASKS])
+def test_what_uploaded_masks_and_counts_choose_costs_no_trip(chosen: Any) -> None:
+    def made(device: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        given = (torch.rand(3, 4), torch.tensor([True, False, True]), torch.tensor([True, False, False, True]),
+                 torch.tensor([1, 0, 2]))
+        found: torch.Tensor = chosen(*(each.to(device) for each in given))
+        return found
+
+    trips, got = _trips_of(lambda: made(DEVICE))
+    wanted = made("cpu")
+    assert (trips, got.shape, got.stride()) == (0, wanted.shape, wanted.stride())
+    assert torch.equal(got.cpu(), wanted)
+
+
+def test_a_repetition_of_given_length_asks_for_nothing() -> None:
+    x, counts = torch.rand(3, device=DEVICE), torch.rand(3, device=DEVICE).add(1.0).long()
+    trips, repeated = _trips_of(lambda: x.repeat_interleave(counts, output_size=3))
+    assert (trips, repeated.tolist()) == (0, x.tolist())
+    with pytest.raises(RuntimeError, match="size"):
+        x.repeat_interleave(counts, output_size=5).tolist()
+
+
 @pytest.mark.usefixtures("_each_place")
 def test_one_trip_for_a_size_tells_what_it_depends_on() -> None:
     labels, values = torch.rand(5, device=DEVICE).add(1.0).long(), torch.rand(5, device=DEVICE)
