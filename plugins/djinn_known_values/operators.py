@@ -49,9 +49,9 @@ _UPDATES = frozenset("""
 """.split())
 """Operators, without the marks of in-place forms and of lists, whose written operands are as exact as results."""
 _OVERWRITES = frozenset({"fill", "zero", "copy"})
-"""Of these, the ones that do not look at what they overwrite."""
+"""Of these, the ones that do not read the values that they overwrite."""
 _MOST_EXACT = 2**24
-"""Integers below it are exact in each type of real numbers that is followed, whatever the order of additions."""
+"""Integers below it are exact in each type of real numbers that is followed, in any order of additions."""
 _EXACT_OVERLOADS = frozenset({"aten::max", "aten::min"})
 """Extremes without their positions."""
 _PLAIN = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"})
@@ -80,7 +80,7 @@ class Rule(Enum):
     COMPUTES = 3
     """Its results are known if its operands are."""
     UPDATES = 4
-    """What it writes is known if its operands are."""
+    """Its written values are known if its operands are."""
     MOVES = 5
     """It gives a tensor a place in the storage of another one."""
 
@@ -176,7 +176,7 @@ def base_of(name: str) -> str:
 
 
 def overwrites(signature: Signature) -> bool:
-    """Whether an operation does not look at what it overwrites."""
+    """Whether an operation does not read the values that it overwrites."""
     return base_of(_name_of(signature)) in _OVERWRITES
 
 

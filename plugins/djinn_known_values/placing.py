@@ -35,7 +35,7 @@ def restrided(
         offset: Position of its first element in the storage.
 
     Raises:
-        NotPlacedError: It may reach beyond what is known.
+        NotPlacedError: It may reach beyond that tensor.
     """
     offset = base.storage_offset if offset is None else offset
     first, last = _extent(base)
@@ -49,7 +49,7 @@ def placed(spec: TensorSpec, base: TensorSpec, operands: Sequence[Any]) -> list[
     """Return a tensor that lies in the storage of another one.
 
     Raises:
-        NotPlacedError: It may reach beyond what is known.
+        NotPlacedError: It may reach beyond that tensor.
     """
     return [restrided(base, operands[0], spec.size, spec.stride, spec.storage_offset)]
 

@@ -48,7 +48,7 @@ class SizesAsked:
         try:
             with torch.inference_mode(mode=False), torch.no_grad():
                 made = sizes_of(self.node, dict(zip(deciding, found, strict=True)))
-        except Exception:  # noqa: BLE001  # the executor raises what is wrong, if something is
+        except Exception:  # noqa: BLE001  # the executor raises the error, if there is one
             return None
         if made is None or not (self.is_cpu or made.stride() == usual_strides(made.size())):
             return None
@@ -97,7 +97,7 @@ def _index_of(node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor | N
             indices += [torch.empty(chosen, dtype=torch.int64, device="meta") for _ in spec.size]
     made: torch.Tensor = torch.ops.aten.index.Tensor(
         torch.empty_strided(base.size, base.stride, dtype=base.dtype, device="meta"), indices)
-    # Otherwise the kernel lays it out in a way of its own.
+    # For other tensors, the kernel chooses other strides than on meta.
     is_usual = base.stride == usual_strides(base.size) or (made.numel() and 1 not in (*base.size, *made.size()))
     return made if is_usual else None
 

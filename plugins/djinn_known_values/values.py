@@ -119,9 +119,9 @@ _Lacks: TypeAlias = "dict[int, KnownValue] | None"
 class KnownValues:
     """Values by number, and the operations that they come from.
 
-    A write makes the values of its storage unknown, unless what it writes is known. An operation is computed when one
-    of its results is asked for, from what its operands were when it was recorded. Some operands may be values that only
-    the executor knows: then it tells which of them are lacking.
+    A write makes the values of its storage unknown, unless the result of the write is known. An operation is computed
+    when one of its results is asked for, from the operands as they were when it was recorded. Some operands may be
+    values that only the executor knows: then it tells which of them are lacking.
 
     Args:
         limit_bytes: Size of the largest value that is computed before anybody asks.
@@ -181,7 +181,7 @@ class KnownValues:
                                  spec=result))
 
     def update(self, node: Node) -> bool:
-        """Note an operation that writes, and return whether what it writes is known.
+        """Note an operation that writes, and return whether the written values are known.
 
         Other values of a storage that is written stay known if it is certain what a write of theirs changes.
         """
@@ -208,7 +208,7 @@ class KnownValues:
             self.written_storage(slot.storage)
             self._remove(slot.number)
             self._add(made)
-            # What the whole of them is tells more than what was written.
+            # A value that contains the written one tells most about the others.
             whole = next((other for other in others if surrounds(other.spec, made.spec)), made)
             others = [other for other in others if other is not whole]
             changed = made if whole is made else self._see(whole, made)
@@ -430,7 +430,7 @@ class KnownValues:
             with (torch._C.DisableTorchFunction(), torch._C._ExcludeDispatchKeyGuard(_PYTHON),
                   torch.inference_mode(mode=False), torch.no_grad()):
                 results = run(operands)
-        except Exception as error:  # the executor raises what is wrong, if something is
+        except Exception as error:  # the executor raises the error, if there is one
             raise Unknown from error
         call.run, call.operands, call.pending, call.results = None, (), 0, results
 
