@@ -16,5 +16,5 @@ class KnownValueSettings:
     known_value_bytes: int = setting(
         4096, minimum=0, help="largest integer or boolean tensor, in bytes, of which the client keeps a copy when it "
                               "is uploaded; values that depend only on such tensors, on single real numbers and on "
-                              "constants are computed by the client up to 256 times that size; `0`: none, and no question about "
-                              "unchanged values is answered from memory")
+                              "constants are computed by the client up to 256 times that size; `0`: none, and no "
+                              "question about unchanged values is answered from memory")
