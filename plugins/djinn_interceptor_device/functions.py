@@ -30,6 +30,7 @@ from djinn_interceptor_device import fast_path as shortcuts
 from djinn_interceptor_device import in_place_move as adoption
 from djinn_interceptor_device.attention import allowed_kernels, attend
 from djinn_interceptor_device.interrupts import interrupts
+from djinn_interceptor_device.matmul_decomposition import single
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _ATTENTION = F.scaled_dot_product_attention
@@ -48,6 +49,18 @@ def keep_whole(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     # One call: `torch.jit.trace` notes its line, and refuses a function whose second trace has another one.
     with _without_functions(), nullcontext() if gradients.are_needed(args, kwargs) else _below_autograd():
         return call(*args, **kwargs)
+
+
+def keep_product(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keep a product whole, or let autograd take it apart as it does for ordinary tensors."""
+    if len(args) == 2 and isinstance(args[0], LazyTensor) and isinstance(args[1], LazyTensor) and (
+            one := single(*args)) is not None and not gradients.is_transformed() and torch.is_grad_enabled():
+        operand, other = args[one], args[1 - one]
+        with _without_functions():
+            if other.requires_grad and not operand.requires_grad:
+                repeated = operand.expand(other.shape[0], *operand.shape[1:])
+                args = (other, repeated) if one else (repeated, other)
+    return keep_whole(function, args, kwargs)
 
 
 def keep_rms_norm(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,13 +157,14 @@ FUNCTIONS: Mapping[Callable[..., Any], FunctionHandler] = {
     **dict.fromkeys((torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad), run_backward),
     **dict.fromkeys(
         (
-            F.linear, F.layer_norm, F.group_norm, torch.layer_norm, torch.group_norm, torch.matmul, torch.Tensor.matmul,
-            torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.norm, torch.Tensor.norm, torch.nuclear_norm,
-            torch.linalg.norm, torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals,
+            F.linear, F.layer_norm, F.group_norm, torch.layer_norm, torch.group_norm, torch.norm, torch.Tensor.norm,
+            torch.nuclear_norm, torch.linalg.norm, torch.linalg.matrix_norm, torch.linalg.cond, torch.linalg.svdvals,
             torch.linalg.eigvalsh, F.max_pool1d, torch.max_pool1d,
         ),
         shortcuts.shortened(keep_whole),
     ),
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__),
+                    shortcuts.shortened(keep_product)),
     **dict.fromkeys((F.rms_norm, torch.rms_norm), shortcuts.shortened(keep_rms_norm)),
     _ATTENTION: shortcuts.shortened(keep_whole, allowed_kernels),
     **dict.fromkeys(_SHORT, shortcuts.shortened(shortcuts.call_plainly)),

@@ -2,8 +2,8 @@
 
 For a device of the client's type, PyTorch decomposes LSTM and GRU into fused cells that only GPUs have, one for each
 position. If the executor has a GPU, a stack of layers is recorded whole, so that the executor uses cuDNN; if it has a
-CPU, LSTM uses oneDNN's layers where local PyTorch does. PyTorch's own decompositions, which consist of ordinary
-operators, handle all other cases.
+CPU, LSTM uses oneDNN's layers where local PyTorch does, and layers over packed sequences multiply as they do there.
+PyTorch's own decompositions, which consist of ordinary operators, handle all other cases.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from djinn_lib_service.device_report import DeviceProperties, device_of
 
 from djinn.session import runtime
 from djinn_interceptor_device import autocast
+from djinn_interceptor_device.packed_recurrence import packed_layer
 from djinn_interceptor_device.remote_recurrence import RecurrentStack, computed_whole, is_computed_whole
 
 _without_functions = torch._C.DisableTorchFunctionSubclass
@@ -40,10 +41,15 @@ def layers(mode: int, by_input: torch._ops.OpOverload, by_data: torch._ops.OpOve
             found = None if is_on_cpu else _whole(device, mode, by_input, is_packed, *args)
             if found is not None:
                 return found
+            fuses = is_on_cpu and function is torch.lstm
             if is_packed:
-                return _packed_stack(by_data, *args)
-            is_fused = is_on_cpu and function is torch.lstm and _takes_fused_layers(*args[:2])
-            return _fused_stack(*args) if is_fused else _stack(by_input, *args)
+                data, sizes, hx, *rest = args
+                if fuses and bool((sizes == sizes[0]).all()) and _takes_fused_layers(data, hx):
+                    # Nothing is padded, and eager computes the whole sequences.
+                    output, *states = _fused_stack(data.unflatten(0, (len(sizes), -1)), hx, *rest, False)
+                    return output.flatten(0, 1), *states
+                return _packed_stack(mode if is_on_cpu else None, by_data, *args)
+            return _fused_stack(*args) if fuses and _takes_fused_layers(*args[:2]) else _stack(by_input, *args)
 
     return handle
 
@@ -140,13 +146,16 @@ def _stack(
 
 
 def _packed_stack(
-    operator: torch._ops.OpOverload, data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any,
+    mode: int | None, operator: torch._ops.OpOverload, data: torch.Tensor, batch_sizes: torch.Tensor, hx: Any,
     params: Sequence[torch.Tensor], has_biases: bool, num_layers: int, dropout: float, train: bool,
     bidirectional: bool,
 ) -> Any:
-    """Compute stacked layers over a packed sequence, ``f32[sum(batch_sizes), C]``."""
+    """Compute stacked layers over a packed sequence, ``f32[sum(batch_sizes), C]``; as a CPU, if there is a ``mode``."""
+    sizes = batch_sizes.tolist()
 
     def one(layer_input: torch.Tensor, state: Any, weights: Sequence[torch.Tensor]) -> Any:
+        if mode is not None:
+            return packed_layer(mode, layer_input, sizes, state, weights, has_biases, bidirectional)
         return _decomposed(operator, layer_input, batch_sizes, state, weights, has_biases, 1, 0.0, train, bidirectional)
 
     return _each_layer(one, data, hx, params, num_layers, dropout if train else 0.0)

@@ -19,6 +19,8 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
     "matmul, other strides": lambda x, w, b: x.transpose(0, 1) @ w.t(),
     "matmul, other strides, plain weight": lambda x, w, b: torch.matmul(x.transpose(0, 1), w[:16]),
     "matmul from the left": lambda x, w, b: torch.matmul(w, x.transpose(1, 2)),
+    "linear without bias, of one row": lambda x, w, b: F.linear(x[:1, -1:], w),
+    "matmul, of one row": lambda x, w, b: x[:1, 2:3] @ w.t(),
     "matmul of a vector": lambda x, w, b: torch.matmul(x.transpose(0, 1), w[0]),
 }
 
@@ -36,3 +38,27 @@ def test_products_round_as_local_ones(name: str, mode: Callable[[], Any], requir
             tensor.requires_grad_(wanted)
         with mode():
             assert torch.equal(PRODUCTS[name](*remote).cpu(), PRODUCTS[name](x, w, b))
+
+
+@pytest.mark.parametrize("needs", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("sizes", [((2, 3, 8), (1, 8, 5)), ((1, 3, 8), (2, 8, 5)), ((1, 1, 8), (2, 8, 1))], ids=str)
+def test_a_batch_times_one_matrix_rounds_as_local_ones(sizes: Any, mode: Callable[[], Any], needs: Any) -> None:
+    torch.manual_seed(0)
+    for swap in (False, True):
+        local = [torch.randn(size) for size in sizes]
+        if swap:
+            local[1] = local[1].mT.contiguous().mT
+        remote = [tensor.to(REMOTE) for tensor in local]
+        for tensor, other, wanted in zip(local, remote, needs, strict=True):
+            tensor.requires_grad_(wanted)
+            other.requires_grad_(wanted)
+        with mode():
+            made, expected = torch.matmul(*remote), torch.matmul(*local)
+        assert torch.equal(made.cpu(), expected)
+        assert made.stride() == expected.stride()
+        if expected.requires_grad:
+            for result in (made, expected):
+                (result * result.detach().cos()).sum().backward()
+            for tensor, other in zip(local, remote, strict=True):
+                assert tensor.grad is None or torch.equal(other.grad.cpu(), tensor.grad)
