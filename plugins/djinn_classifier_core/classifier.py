@@ -35,6 +35,14 @@ _INDEXING = frozenset({"aten::index.Tensor"})
 """Tagged as data-dependent because a mask may be among the indices; without one the shape is known."""
 
 
+def _tells_no_sizes(operator: torch._ops.OpOverload) -> bool:
+    """Whether an operator of an extension has no kernel from which the sizes of its results follow."""
+    is_of_extension = not is_as_declared(operator) and not operator.namespace.startswith(("djinn", "prim"))
+    return is_of_extension and not any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+        for key in ("Meta", "CompositeExplicitAutograd", "CompositeImplicitAutograd"))
+
+
 class CoreClassifier:
     """Classifies by schema and tags; the few names affect placement, not correctness."""
 
@@ -45,7 +53,8 @@ class CoreClassifier:
         facts = facts_of(operator)
         if ReturnKind.PLAIN in facts.returns:
             return OperationClass.TRIGGER
-        if torch.Tag.dynamic_output_shape in operator.tags and facts.name not in _INDEXING:
+        depends_on_data = torch.Tag.dynamic_output_shape in operator.tags and facts.name not in _INDEXING
+        if depends_on_data or _tells_no_sizes(operator):
             return OperationClass.DATA_DEPENDENT
         if len(facts.returns) > 1 or ReturnKind.LIST in facts.returns:
             return OperationClass.TUPLE

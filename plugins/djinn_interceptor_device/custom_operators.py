@@ -1,23 +1,29 @@
-"""Operators that the program has defined in Python, with ``torch.library``, and that its server does not run.
+"""Operators that the program has defined, with ``torch.library`` or an extension, and that its server does not run.
 
-Their functions run here, and the operations in them on the server, as if the program had called the functions itself.
+Their functions in Python run here, and the operations in them on the server, as if the program had called the functions
+itself. What has only a kernel for the CPU, runs here on copies.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from djinn_lib_trace.waits import DjinnWarning
 from torch._library.custom_ops import OPDEFS
 from torch.utils._pytree import tree_map_only
 
 from djinn.errors import UnknownOperatorError
-from djinn.ir.schema import facts_of
+from djinn.ir.schema import ReturnKind, facts_of
+from djinn.ir.spec import tensors_in
 from djinn.kinds.interceptor import Handler
 from djinn.record import devices
+from djinn.record.call_plans import lazy_tensors
+from djinn.record.tensor import LazyTensor, user_frame
 from djinn_interceptor_device import collectives
 from djinn_interceptor_device.overlaps import WithWrites, ask
 
@@ -42,7 +48,8 @@ class WithCustomOperators(WithWrites):
             return collectives.run
         if _is_generated(operator):
             return _decompose
-        is_custom = _function_of(operator) is not None and not _is_run_here(self._session, operator)
+        is_custom = (_function_of(operator) is not None or _can_run_on_copies(operator)) and not _is_run_here(
+            self._session, operator)
         return _run if is_custom else super()._writer(operator)
 
 
@@ -59,9 +66,10 @@ def _decompose(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 
 def _is_run_here(session: Session, operator: Any) -> bool:
     """Whether the executor is in this process, and so has the kernel that the operator may have for the CPU."""
-    return _is_local(session) and any(
-        torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
-        for key in ("CPU", "CompositeExplicitAutograd"))
+    has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
+    # How long a list of results is has to be known before.
+    return _is_local(session) and any(map(has_kernel, ("CPU", "CompositeExplicitAutograd"))) and (
+        ReturnKind.LIST not in facts_of(operator).returns or has_kernel("Meta"))
 
 
 def _is_local(session: Session) -> bool:
@@ -90,8 +98,57 @@ def _run(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[st
     known = _are_run_there.setdefault(session, {})
     if operator not in known:
         known[operator] = _is_run_there(session, operator, args, kwargs)
+        if not known[operator] and _function_of(operator) is None and not _is_local(session):
+            _warn(operator)
+    if known[operator]:
+        return NotImplemented
     function = _function_of(operator)
-    return NotImplemented if known[operator] or function is None else function(*args, **kwargs)
+    return _on_copies(session, operator, args, kwargs) if function is None else function(*args, **kwargs)
+
+
+def _can_run_on_copies(operator: Any) -> bool:
+    """Whether an operator of the program has a kernel for the CPU, and its results are no views of its arguments."""
+    if operator.namespace in _NOT_THE_PROGRAMS or not torch._C._dispatch_has_kernel_for_dispatch_key(
+            operator.name(), "CPU"):
+        return False
+    facts = facts_of(operator)
+    return all(alias is None or kind is ReturnKind.WRITTEN
+               for kind, alias in zip(facts.returns, facts.aliases, strict=True))
+
+
+def _warn(operator: Any) -> None:
+    frame = user_frame()
+    warnings.warn_explicit(
+        f"{operator.name()} has only a kernel for the CPU, and the server does not run it: it runs here, on copies of "
+        f"its arguments, and each call waits. Serve with the extension and --allow-namespace {operator.namespace}, or "
+        "register a kernel in Python for PrivateUse1.",
+        DjinnWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _on_copies(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Download the arguments, call the kernel, and upload what it gives and what it writes."""
+    facts, lazy = facts_of(operator), lazy_tensors(args, kwargs)
+    named = {**dict(zip(facts.argument_names, args, strict=False)), **kwargs}
+    written = [tensor for tensor in tensors_in([item for name, item in named.items() if name in facts.written])
+               if isinstance(tensor, LazyTensor)]
+    unique = {id(tensor): tensor for tensor in lazy}
+    storages = {tensor._value.slot.storage for tensor in unique.values()}
+    if written and len(storages) < len(unique):
+        raise UnknownOperatorError(
+            f"{operator.name()} writes memory of which two of its arguments are views, and the server does not run it.",
+            hint="Give it copies of its other arguments.")
+    homes = dict(zip(unique, session.materialize(list(unique.values())), strict=True))
+    # A tensor may keep what was downloaded of it.
+    homes.update((id(tensor), homes[id(tensor)].clone()) for tensor in written)
+    made = operator(*tree_map_only(LazyTensor, lambda tensor: homes[id(tensor)], args),
+                    **tree_map_only(LazyTensor, lambda tensor: homes[id(tensor)], kwargs))
+    for tensor in {id(tensor): tensor for tensor in written}.values():
+        tensor.copy_(homes[id(tensor)])
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+    arguments = {id(homes[key]): tensor for key, tensor in unique.items()}
+    return tree_map_only(torch.Tensor, lambda result: arguments.get(id(result)) if id(result) in arguments
+                         else session.upload(result), made)
 
 
 def _is_run_there(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -29,12 +29,16 @@ _OWN_BACKEND = "djinn"
 _OWN_FILES = (f"{Path(djinn.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}djinn_")
 """How the paths of files of djinn and of its plugins begin."""
 
+_OWN_GENERATED = tuple(f"<attrs generated {what} djinn" for what in ("methods", "init", "eq", "hash", "repr"))
+"""How the names begin under which attrs compiles methods of djinn's classes."""
+
 
 def let_dynamo_capture() -> None:
     """Register lazy tensors with Dynamo, which the program has imported. Called once in a process."""
     # What djinn does for an operation is not the program's, wherever it is called from.
     trace_rules.SKIP_DIRS.extend(_OWN_FILES)
     trace_rules._recompile_re()
+    trace_rules.get_mod_skiplist().update(_OWN_GENERATED)
     infer = builder.infer_subclass_type
     builder.infer_subclass_type = lambda value: None if type(value) is LazyTensor else infer(value)
     for traces_numpy in (False, True):

@@ -189,3 +189,35 @@ def test_a_growing_cache_compiles_at_most_three_graphs(llama: Any) -> None:
     counts = counted(generate)
     assert counts["nodes_executed"] > 0.9 * recorded["nodes_executed"]
     assert counts["operations"] < 0.4 * recorded["operations"], "the forward passes are not recorded again"
+
+
+NUMBERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "an integer": lambda x: x + torch.as_tensor(3, device=x.device),
+    "a truth value": lambda x: x * torch.as_tensor(True, device=x.device),
+    "a list": lambda x: x + torch.as_tensor([3, 4], device=x.device),
+    "a new tensor": lambda x: x + x.new_tensor([1, 2]),
+    "an item": lambda x: x + torch.as_tensor(3, device=x.device).item(),
+    "an index": lambda x: x[torch.as_tensor(1, device=x.device)],
+    "a mask": lambda x: x[x > 0] + torch.arange(2, device=x.device),
+    "a decision": lambda x: x + 1 if x.sum() > 0 else x - torch.full((2,), 1, device=x.device),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"mode": "reduce-overhead"}, {"backend": "eager"},
+                                     {"backend": "aot_eager"}, {"backend": "djinn"}], ids=str)
+def test_dynamo_traces_nothing_of_djinn(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not methods that attrs has generated, which lie in no file."""
+    traced: list[str] = []
+    convert = torch._dynamo.convert_frame._compile
+
+    def compile_frame(code: Any, *args: Any, **kwargs: Any) -> Any:
+        traced.append(code.co_filename)
+        return convert(code, *args, **kwargs)
+
+    monkeypatch.setattr(torch._dynamo.convert_frame, "_compile", compile_frame)
+    x = torch.ones(2, device=DEVICE)
+    for name, function in NUMBERS.items():
+        call = torch.compile(function, **options)
+        assert all(torch.equal(call(x).cpu(), function(x).cpu()) for _ in range(2)), name
+    assert traced
+    assert {file for file in traced if "djinn" in file.rpartition("/tests/")[0] + file.rpartition("/")[2]} == set()

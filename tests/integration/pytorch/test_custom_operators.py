@@ -88,3 +88,58 @@ def test_only_the_first_call_asks_the_server() -> None:
         x = scaled_sine(x, 2.0)
     assert djinn.stats()["round_trips"] == 0
     assert x.tolist() == pytest.approx(scaled_sine(scaled_sine(scaled_sine(torch.ones(2), 2.0), 2.0), 2.0).tolist())
+
+
+CPU_ONLY: list[tuple[str, Any]] = [
+    ("twice(Tensor x) -> Tensor", lambda x: x * 2),
+    ("pair(Tensor x, float a=1.0, *, int k=2) -> (Tensor, Tensor)", lambda x, a=1.0, k=2: (x + a, (x * k).int())),
+    ("above(Tensor x, float bound) -> Tensor", lambda x, bound: (x > bound).nonzero()),
+    ("add_(Tensor(a!) x, Tensor y) -> Tensor(a!)", lambda x, y: x.add_(y)),
+    ("fill(Tensor(a!) x, float value) -> ()", lambda x, value: (x.fill_(value), None)[1]),
+    ("joined(Tensor[] xs, Tensor? y=None) -> Tensor", lambda xs, y=None: torch.cat([*xs, *([] if y is None else [y])])),
+    ("rows(Tensor x) -> Tensor[]", lambda x: [row.clone() for row in x]),
+    ("total(Tensor x) -> float", lambda x: float(x.sum())),
+    ("square(Tensor x) -> Tensor", lambda x: x * x),
+    ("refused(Tensor x) -> Tensor", lambda x: x.reshape(5, 7)),
+]
+
+
+def cpu_only(device: str) -> Any:
+    calls = torch.ops.test_cpu_kernels
+    x = torch.arange(4.0, device=device)
+    written, table = x.clone(), torch.zeros(3, 3, device=device)
+    same = calls.add_(written, x) is written
+    calls.fill(table[1], 5.0)
+    calls.add_(table[:, 2], torch.ones(3, device=device))
+    leaf = torch.arange(4.0, device=device).requires_grad_()
+    calls.square(leaf * 2).sum().backward()
+    return (
+        calls.twice(x), calls.pair(x, 0.5, k=3), calls.above(x, 1.5), calls.above(x, 9.0), calls.above(x, 0.5), same,
+        written, table, calls.joined([x, x + 1]), calls.joined([x], x), calls.rows(table), calls.total(x), leaf.grad,
+        outcome(lambda: calls.refused(x)), calls.twice(table.t()),
+    )
+
+
+@pytest.fixture
+def cpu_kernels() -> Any:
+    with torch.library._scoped_library("test_cpu_kernels", "DEF") as library:
+        for schema, kernel in CPU_ONLY:
+            library.define(schema)
+            library.impl(schema.partition("(")[0], kernel, "CPU")
+        torch.library.register_autograd(
+            "test_cpu_kernels::square", lambda ctx, grad: grad * 2 * ctx.saved_tensors[0], setup_context=(
+                lambda ctx, inputs, output: ctx.save_for_backward(inputs[0])), lib=library)
+        yield torch.ops.test_cpu_kernels
+
+
+def test_what_has_only_a_kernel_for_the_cpu_runs_here_and_says_so_once(cpu_kernels: Any) -> None:
+    with pytest.warns(djinn.DjinnWarning, match="has only a kernel for the CPU") as caught:
+        assert_same(cpu_only)
+    assert len({str(one.message) for one in caught}) == len(caught) == len(CPU_ONLY)
+    memory = torch.ones(4, device=DEVICE)
+    assert "writes memory" in outcome(lambda: cpu_kernels.add_(memory[1:], memory[:3]))
+    assert memory.tolist() == [1.0] * 4
+
+
+def test_what_has_only_a_kernel_for_the_cpu_runs_in_this_process(in_process: None, cpu_kernels: Any) -> None:
+    assert_same(cpu_only)
