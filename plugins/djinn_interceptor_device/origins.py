@@ -16,11 +16,13 @@ __all__ = ("MEMBERS", "record")
 
 def operation(tensor: LazyTensor) -> str:
     """The operation that gives the tensor, while it is pending or its capture is the thread's last; else ``""``."""
-    pending = str(devices.current_session().producer_of(tensor))
+    from djinn_lib_graph.operation import operation_name
+
+    pending = devices.current_session().producer_of(tensor)
     if pending:
-        return pending
+        return operation_name(pending)
     node = _node(tensor)
-    return "" if node is None else str(node.operation)
+    return "" if node is None else node.operation
 
 
 def inputs(tensor: LazyTensor) -> list[Any]:

@@ -10,6 +10,7 @@ import attrs
 
 from djinn.ir.spec import TensorSpec
 from djinn_lib_graph.links import ValueId
+from djinn_lib_graph.operation import operation_name
 from djinn_lib_graph.returned import Returned
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ class GraphNode:
 
     id: str
     """Identifier within the graph."""
-    operation: str
-    """Qualified overload, ``namespace::name.overload``."""
+    operation: str = attrs.field(converter=operation_name)
+    """Qualified overload, ``namespace::name.overload``, as an `djinn_lib_graph.operation.OperationName`: it also equals
+    ``namespace::name``.
+    """
     inputs: tuple[str, ...]
     """Identifiers of the values it reads, in order of its arguments. In a recorded graph, each is a
     `djinn_lib_graph.links.ValueId` and also has the ``id``, ``operation``, ``inputs`` and ``metadata`` of the node that

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
+import json
+import pickle
 import sys
 import weakref
 from typing import Any
@@ -121,10 +123,36 @@ def test_a_tensor_knows_its_operation_while_it_is_pending(session: Any) -> None:
     assert (x.operation, x.inputs, x.kwargs["dtype"]) == ("aten::randn", [3, 3], torch.float32)
     assert y.inputs[0] is x
     assert y.inputs[1].operation == "aten::add.Tensor"
+    assert y.inputs[1].operation == "aten::add"
     assert y.kwargs == {"alpha": 2}
     made = LazyTensor(operation="aten::add", inputs=[x, 1])
     assert torch.equal(made.cpu(), x.cpu() + 1)
     assert (made.operation, made.inputs, dict(made.kwargs)) == ("", [], {})
+
+
+def test_an_operation_equals_its_name_with_and_without_its_overload(tmp_path: Any) -> None:
+    with djinn.capture() as captured:
+        x = torch.ones(2, 3)
+        (x + x).transpose(0, 1).add(1)
+    read = djinn.AnnotatedGraph.from_dict(json.loads(json.dumps(captured.annotated.to_dict()))).graph
+    for graph in (captured.graph, read, djinn.schedule(captured).graph):
+        names = [node.operation for node in graph.nodes()]
+        assert names == ["aten::ones", "aten::add.Tensor", "aten::transpose.int", "aten::add.Tensor"]
+        assert names == ["aten::ones", "aten::add", "aten::transpose", "aten::add"]
+        assert [str(name) for name in names[:2]] == ["aten::ones", "aten::add.Tensor"]
+        assert (names[1].base, names[1].overload, names[0].overload) == ("aten::add", "Tensor", "")
+        assert names[1] != "aten::sub"
+        assert names[1] not in ("aten::ad", "aten::add.Scalar", "aten::add.", 3, None)
+        assert "aten::add" in names
+        assert {names[1]: 1}["aten::add.Tensor"] == 1
+        for node in graph.nodes():
+            match node.operation:
+                case "aten::add":
+                    break
+        assert node.id == "n1"
+    for suffix in ("json", "html", "graphml"):
+        assert "aten::add.Tensor" in captured.annotated.export(tmp_path / f"graph.{suffix}").read_text()
+    assert copy.deepcopy(names[1]) == names[1] == pickle.loads(pickle.dumps(names[1]))
 
 
 class Wide(djinn.PatternPlugin):
