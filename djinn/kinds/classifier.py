@@ -18,11 +18,11 @@ class OperationClass(enum.Enum):
     """Recorded; returns tensors whose metadata can be inferred."""
     REDUCTION = "reduction"
     """Recorded; the result is much smaller than the input, so it should run where its input is."""
-    TUPLE = "tuple"
+    TUPLE = "tuple_returning"
     """Recorded; returns several tensors."""
-    DATA_DEPENDENT = "data_dependent"
+    DATA_DEPENDENT = "shape_dependent"
     """Runs at once; the client fetches the shape of the result, and the data stays remote."""
-    TRIGGER = "trigger"
+    TRIGGER = "materialization"
     """Runs at once; the result is a Python value, which the client fetches."""
     # Names of earlier documents.
     COMPUTE_OPERATION, REDUCTION_OPERATION, TUPLE_RETURNING = COMPUTE, REDUCTION, TUPLE

@@ -13,7 +13,7 @@ from djinn.settings.selection import PluginSelection
 
 __all__ = ("LOG_LEVELS", "CacheSettings", "Config")
 
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+LOG_LEVELS = ("NOTSET", "DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _address(value: Any) -> str:
@@ -67,7 +67,7 @@ class Config:
     debug: bool = setting(
         False, help="record the user's source line for every operation, and name it when the operation fails")
     log_level: str = setting(
-        "WARNING", help="least severe message that is logged", reads=_level, allowed=f"one of {', '.join(LOG_LEVELS)}")
+        "NOTSET", help="least severe message that is logged", reads=_level, allowed=f"one of {', '.join(LOG_LEVELS)}")
     log_component: str = setting(
         "", help="components to which `log_level` applies, separated by commas; empty for all",
         allowed="names of components separated by commas")

@@ -82,7 +82,7 @@ def _writer() -> cattrs.Converter:
         fields: Any = {name: override(unstruct_hook=_list if name == "arguments" else _plain) for name in names}
         if kind is PatternMatch:
             # The nodes have it.
-            fields["operation_sequence"] = override(omit=True)
+            fields["operation_sequence"] = fields["given"] = override(omit=True)
         made.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, made, **fields))
     return made
 

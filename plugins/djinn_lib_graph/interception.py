@@ -60,6 +60,11 @@ def disable_interception(
         _contexts.set(before)
 
 
+def set_disabled(*, disabled: bool) -> None:
+    """Keep the factories of this thread or task local from here on, or let them be remote again."""
+    _contexts.set((InterceptionContext.CAPTURING,) if disabled else ())
+
+
 def should_intercept(operation: str = "", device: Any = None, context: InterceptionContext | str | None = None) -> bool:
     """Return whether a factory would make a remote tensor in this thread now.
 

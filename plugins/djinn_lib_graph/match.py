@@ -33,18 +33,21 @@ class PatternMatch:
     """Further properties: ``heads``, ``is_causal``, ``layer``, ``is_cross``, ..."""
     operation_sequence: tuple[str, ...] = attrs.field(default=(), eq=False, repr=False)
     """Operations of the nodes, in their order; filled in by `djinn.find_patterns`."""
+    given: Any = attrs.field(default=None, eq=False, repr=False)
+    """The subgraph that the pattern has given, if any; it is not written to documents."""
 
     def __init__(
         self, pattern: str = "", nodes: Sequence[str] = (), confidence: float = 1.0,
         hints: Mapping[str, Any] | None = None, roles: Mapping[str, str] | None = None,
         values: Mapping[str, str] | None = None, metadata: Mapping[str, Any] | None = None,
-        operation_sequence: Sequence[str] | None = (), *, pattern_name: str = "", matched_nodes: Sequence[str] = (),
-        optimization_hints: Mapping[str, Any] | None = None,
+        operation_sequence: Sequence[str] | None = (), given: Any = None, *, pattern_name: str = "",
+        matched_nodes: Sequence[str] = (), optimization_hints: Mapping[str, Any] | None = None, subgraph: Any = None,
     ) -> None:
-        # The last three are the names of earlier documents for the first, the second and the fourth.
+        # The last are the names of earlier documents for the first, the second and the fourth, and their subgraph.
         self.__attrs_init__(
             pattern or pattern_name, tuple(nodes or matched_nodes), confidence, hints or optimization_hints or {},
-            roles or {}, values or {}, metadata or {}, tuple(operation_sequence or ()))
+            roles or {}, values or {}, metadata or {}, tuple(operation_sequence or ()),
+            subgraph if given is None else given)
 
     @property
     def pattern_name(self) -> str:
@@ -65,6 +68,6 @@ class PatternMatch:
         """List the operations of the matched nodes, in their order."""
         return tuple(node_of(graph, node).operation for node in self.nodes)
 
-    def subgraph(self, graph: Graph) -> networkx.MultiDiGraph[str]:
-        """Return the matched nodes of ``graph`` and the edges between them."""
-        return to_networkx(graph, self.nodes)
+    def subgraph(self, graph: Graph | None = None) -> networkx.MultiDiGraph[str]:
+        """Return the matched nodes of ``graph`` and the edges between them; without it, what the pattern has given."""
+        return self.given if graph is None else to_networkx(graph, self.nodes)

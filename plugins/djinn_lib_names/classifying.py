@@ -12,9 +12,9 @@ from djinn.kinds import Classifier, OperationClass
 from djinn.plugins import DEFAULTS
 from djinn.session import runtime
 
-__all__ = ("OperationClassifier",)
+__all__ = ("FETCHING", "OperationClassifier", "packet_named")
 
-_FETCHING = frozenset("__bool__ all_true cpu cuda is_nonzero item numpy to_numpy tolist".split())
+FETCHING = frozenset("__bool__ all_true cpu cuda is_nonzero item numpy to_numpy tolist".split())
 """Methods that return Python values or ordinary tensors, and are no operators of PyTorch's dispatcher."""
 
 
@@ -35,15 +35,29 @@ class OperationClassifier:
         Raises:
             UnknownOperatorError: PyTorch has no such operator.
         """
-        namespace, _, name = operation.rpartition("::")
-        name, _, overload = name.partition(".")
-        if name in _FETCHING:
+        name, _, overload = operation.rpartition("::")[2].partition(".")
+        if name in FETCHING:
             return OperationClass.TRIGGER
-        packet = getattr(getattr(torch.ops, namespace or "aten"), name, None)
-        if packet is None:
-            raise UnknownOperatorError(f"PyTorch has no operator {operation!r}.", hint="Names are those of torch.ops.")
+        packet = packet_named(operation)
         classifier: Classifier = runtime.current().plugins.choose("classifier", DEFAULTS["classifier"])
         return classifier.classify(getattr(packet, overload or _overload_for(packet, len(args), kwargs or {})))
+
+
+def packet_named(operation: str) -> Any:
+    """Find an operator by a name with or without namespace and overload; also by the name of a function over it.
+
+    Raises:
+        UnknownOperatorError: PyTorch has no such operator.
+    """
+    namespace, _, name = operation.rpartition("::")
+    name = name.partition(".")[0]
+    operators = getattr(torch.ops, namespace or "aten")
+    # torch.unique is torch.ops.aten._unique2.
+    found = next((packet for known in (name, f"_{name}2", f"_{name}")
+                  if (packet := getattr(operators, known, None)) is not None), None)
+    if found is None:
+        raise UnknownOperatorError(f"PyTorch has no operator {operation!r}.", hint="Names are those of torch.ops.")
+    return found
 
 
 def _overload_for(packet: Any, count: int, kwargs: Mapping[str, Any]) -> str:

@@ -16,7 +16,11 @@ from typing import Any
 __all__ = ("ALIASES", "find_spec")
 
 _GRAPH = {"Graph": "djinn_lib_graph.graph", "GraphNode": "djinn_lib_graph.graph",
-          "NodeProtocol": "djinn_lib_graph.graph:GraphNode", "LazyDAGAdapter": "djinn_lib_graph.graph:RecordedGraph"}
+          "NodeProtocol": "djinn_lib_graph.graph:GraphNode", "LazyDAGAdapter": "djinn_lib_graph.graph:RecordedGraph",
+          "FXGraphAdapter": "djinn_source_fx.replaying:FxGraph", "FXNodeAdapter": "djinn_lib_graph.graph:GraphNode",
+          "LazyDAGNodeAdapter": "djinn_lib_graph.graph:GraphNode"}
+_FACTORIES = dict.fromkeys(
+    ("FactoryInterceptor", "get_factory_interceptor", "unwrap_factories", "wrap_factories"), "djinn_lib_names.parts")
 _CORE: Mapping[str, Mapping[str, str]] = {
     "lazy_tensor": dict.fromkeys(("LazyResult", "LazyTensor", "LazyTuple"), "djinn"),
     "capture": dict.fromkeys(("capture", "get_graph", "is_capturing"), "djinn"),
@@ -26,7 +30,18 @@ _CORE: Mapping[str, Mapping[str, str]] = {
     "graph_interface": _GRAPH,
     "types": {**dict.fromkeys(("DataResidency", "ExecutionPhase", "MemoryPattern"), "djinn"), **_GRAPH},
     "metadata": {"MetadataPlaceholder": "djinn"},
-    "interception": {"get_interception_stats": "djinn"},
+    "interception": {"get_interception_stats": "djinn", "register_device_backend": "djinn_lib_names.parts",
+                     "enable_dispatch_interception": "djinn_lib_names.parts:register_device_backend",
+                     "wrap_factory_functions": "djinn_lib_names.parts:wrap_factories",
+                     "check_pytorch_compatibility": "djinn_lib_names.parts", "FULL_FEATURES": "djinn_lib_names.parts"},
+    "factory_interceptor": _FACTORIES,
+    "universal_dispatcher": {"UniversalDispatcher": "djinn_lib_names.parts"},
+    "automatic_dispatch": {"AutomaticDispatch": "djinn_lib_names.parts"},
+    "operation_registry": {"OperationRegistry": "djinn_lib_names.parts"},
+    "shape_inference": {"ShapeInference": "djinn_lib_names.parts:ShapeInferrer"},
+    "graph_cache": {"GraphCache": "djinn_lib_names.parts"},
+    "model_loader_interceptor": {"models": "djinn"},
+    "materialization_optimizer": {"MaterializationOptimizer": "djinn_lib_names.parts"},
     "interception_control": dict.fromkeys(
         ("InterceptionContext", "disable_interception", "get_current_context", "should_intercept"), "djinn"),
     "executor": {**dict.fromkeys(("execute", "materialize"), "djinn"),
@@ -44,6 +59,10 @@ _SEMANTIC: Mapping[str, Mapping[str, str]] = {
     "annotator": dict.fromkeys(("AnnotatedGraph", "annotate_graph"), "djinn"),
     "semantic_metadata": {"SemanticMetadata": "djinn", "DataLineage": "djinn_lib_graph.metadata"},
     "pattern_registry": {"PatternRegistry": "djinn"},
+    "pattern_matcher": {**dict.fromkeys(("NetworkXPatternMatcher", "get_default_pattern_matcher"),
+                                        "djinn_lib_names.parts"),
+                        "PatternMatcher": "djinn_lib_names.parts:NetworkXPatternMatcher"},
+    "workload_classifier": {"WorkloadClassifier": "djinn_lib_names.parts"},
     "graph_utils": dict.fromkeys(
         ("analyze_graph_complexity", "find_attention_pattern", "find_mlp_pattern", "graph_to_networkx"),
         "djinn_lib_names.patterns"),
@@ -51,6 +70,11 @@ _SEMANTIC: Mapping[str, Mapping[str, str]] = {
 _PATTERNS: Mapping[str, Mapping[str, str]] = {
     "": dict.fromkeys(("PatternMatch", "PatternPlugin", "PatternRegistry"), "djinn"),
     "base": dict.fromkeys(("PatternMatch", "PatternPlugin"), "djinn"),
+    "advanced_patterns": dict.fromkeys(
+        ("analyze_graph_complexity", "find_attention_pattern", "find_mlp_pattern", "graph_to_networkx"),
+        "djinn_lib_names.patterns"),
+    "transformer_patterns": {"find_attention_pattern": "djinn_lib_names.patterns", "find_patterns": "djinn"},
+    "cnn_patterns": {"find_patterns": "djinn"},
 }
 _STARTING = ("ensure_initialized", "get_coordinator", "get_initialization_time_ms", "get_runtime_state",
              "get_thread_pool", "init", "init_async", "is_initialized", "register_init_hook")
@@ -71,7 +95,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "djinn.runtime": {},
     "djinn.runtime.initialization": {**dict.fromkeys(_STARTING, "djinn"),
                                      "_ensure_async_init": "djinn:ensure_initialized"},
-    "djinn.scheduler": dict.fromkeys(("schedule", "Scheduler", "SchedulingStrategy"), "djinn"),
+    "djinn.scheduler": {**dict.fromkeys(("schedule", "Scheduler", "SchedulingStrategy"), "djinn"),
+                        **dict.fromkeys(("SchedulerBase", "scheduler_registry"), "djinn_lib_names.schedulers")},
 }
 """For each module its names, and where each is found: ``module``, or ``module:other_name``."""
 _BEHIND = {"djinn.runtime": "djinn.session.runtime"}

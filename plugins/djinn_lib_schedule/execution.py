@@ -68,7 +68,7 @@ def execute(
             identifiers in the graph. Ordinary tensors are uploaded. Values that are not given are reused, if the
             session still holds them, and the factories of the block run again.
         outputs: The values to return: tensors of the block, or identifiers from ``graph.nodes()[i].outputs``.
-        strategy: How to submit the graph; by default, as the session does.
+        strategy: How to submit the graph; by default, as the schedule's flags say, or as the session does.
 
     Returns:
         Of a graph that is one call of a captured model, what the model returned, in its structure: a tensor as a
@@ -83,7 +83,9 @@ def execute(
         InputsError: An input is missing, unknown, or of another size or dtype. Nothing was run.
         Exception: Any exception of an operation.
     """
-    chosen = _strategy_named(strategy)
+    chosen = _strategy_named(strategy or (
+        ExecutionStrategy.COMPILED if schedule.enable_compilation
+        else ExecutionStrategy.STREAMING if schedule.enable_pipelining else None))
     run = ScheduledRun(runtime.current(), schedule, inputs, outputs)
     session = run.session
     if chosen is ExecutionStrategy.LOCAL:

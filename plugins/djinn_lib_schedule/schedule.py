@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import attrs
 from djinn_lib_graph.graph import Graph
 from djinn_lib_graph.metadata import MemoryPattern
+
+from djinn.errors import ScheduleError
 
 
 @attrs.frozen
@@ -204,15 +207,28 @@ class CostEstimate:
     """Whether all profiles that it is based on were measured; otherwise some are defaults."""
 
 
-@attrs.frozen
-class ExecutionSchedule:
-    """Where the nodes of a graph run, and in which order."""
+_EARLIER = {"device_assignments": "devices", "transfers": "transfers", "execution_order": "order",
+            "caching_policy": "caching", "memory_budget": "budgets"}
+"""Fields of earlier documents, in their order, which three switches follow; and the fields of today."""
+_SWITCHES = {"enable_fusion": "", "enable_compilation": "compilation", "enable_pipelining": "pipelining"}
+"""The switches of earlier documents, and the flags that they set."""
 
-    order: tuple[str, ...]
+
+@attrs.frozen(init=False)
+class ExecutionSchedule:
+    """Where the nodes of a graph run, and in which order.
+
+    The fields of earlier documents are taken and can be read: ``device_assignments``, ``execution_order``,
+    ``caching_policy`` and ``memory_budget`` stand for ``devices``, ``order``, ``caching`` and ``budgets``. Arguments
+    without names have the order of those documents if the first is a mapping. ``enable_compilation`` and
+    ``enable_pipelining`` set flags, and ``enable_fusion`` is refused.
+    """
+
+    order: tuple[str, ...] = attrs.field(converter=tuple)
     """Node identifiers in execution order."""
     devices: Mapping[str, str]
     """Device of each node."""
-    transfers: tuple[Transfer, ...] = ()
+    transfers: tuple[Transfer, ...] = attrs.field(default=(), converter=tuple)
     """Values that must move, in no particular order."""
     scheduler: str = ""
     """Name of the scheduler that created it."""
@@ -223,7 +239,7 @@ class ExecutionSchedule:
     placements: Mapping[str, str] = attrs.field(factory=dict)
     """Device for each value from outside the graph that no device holds yet."""
     caching: Mapping[str, CachingPolicy] = attrs.field(factory=dict)
-    """By value; missing values are freed after their last use."""
+    """By value; missing values are freed after their last use. A node stands for its results."""
     budgets: Mapping[str, int] = attrs.field(factory=dict)
     """Largest number of bytes held at once, by device, including bytes held before."""
     spans: Mapping[str, StepSpan] = attrs.field(factory=dict)
@@ -233,9 +249,69 @@ class ExecutionSchedule:
     estimate: CostEstimate = CostEstimate()
     flags: frozenset[str] = frozenset()
     """Special properties: ``split`` (several devices), ``reduction_remote`` (a reduction stays there to save the
-    network), ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured).
+    network), ``recomputes``, ``phase:<phase>``, ``defaults`` (a profile was not measured). ``compilation`` and
+    ``pipelining`` choose the strategies ``compiled`` and ``streaming`` of `djinn.execute`, if it is given none.
     """
     graph: Graph | None = attrs.field(default=None, eq=False, repr=False)
     """The scheduled graph, if it is kept; `djinn.execute` needs it."""
     device_infos: tuple[DeviceInfo, ...] = attrs.field(default=(), eq=False, repr=False)
     """The devices as known when it was created, if that is kept; `djinn.explain` uses them."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        is_earlier = bool(given) and isinstance(given[0], Mapping)
+        names = (*_EARLIER, *_SWITCHES) if is_earlier else tuple(field.name for field in attrs.fields(type(self)))
+        if len(given) > len(names):
+            raise TypeError(f"ExecutionSchedule takes {len(names)} arguments, and {len(given)} were given.")
+        fields: dict[str, Any] = {}
+        flags: set[str] = set()
+        for name, value in (*zip(names, given, strict=False), *named.items()):
+            field = _EARLIER.get(name, name)
+            if field in fields:
+                raise TypeError(f"ExecutionSchedule was given {field!r} twice.")
+            if name not in _SWITCHES:
+                fields[field] = value
+            elif value and not _SWITCHES[name]:
+                raise ScheduleError("Fused kernels round differently from eager PyTorch, so nothing is fused.",
+                                    hint="Leave enable_fusion out.")
+            elif value:
+                flags.add(_SWITCHES[name])
+        if flags:
+            fields["flags"] = frozenset(fields.get("flags", ())) | flags
+        if "caching" in fields:
+            fields["caching"] = {value: CachingPolicy(policy) for value, policy in fields["caching"].items()}
+        self.__attrs_init__(**fields)
+
+    @property
+    def device_assignments(self) -> Mapping[str, str]:
+        """Another name of ``devices``."""
+        return self.devices
+
+    @property
+    def execution_order(self) -> tuple[str, ...]:
+        """Another name of ``order``."""
+        return self.order
+
+    @property
+    def caching_policy(self) -> Mapping[str, CachingPolicy]:
+        """Another name of ``caching``."""
+        return self.caching
+
+    @property
+    def memory_budget(self) -> Mapping[str, int]:
+        """Another name of ``budgets``."""
+        return self.budgets
+
+    @property
+    def enable_fusion(self) -> bool:
+        """Whether kernels may be fused: never, because they would round differently from eager PyTorch."""
+        return False
+
+    @property
+    def enable_compilation(self) -> bool:
+        """Whether the graph is to run as one program, compiled."""
+        return "compilation" in self.flags
+
+    @property
+    def enable_pipelining(self) -> bool:
+        """Whether the graph is to be submitted in pieces, while it is recorded."""
+        return "pipelining" in self.flags

@@ -16,6 +16,8 @@ from djinn_lib_service.device_report import FIRST_REPORT, LOAD_HANDLE, load_in
 
 from djinn.errors import AmbiguousPluginError, ConfigurationError, PluginError
 from djinn.ir.value import Slot
+from djinn.plugins import Plugins
+from djinn.plugins.manager import IN_PROCESS
 from djinn.record.devices import logical_device
 from djinn.session import runtime
 from djinn_lib_schedule.asking import scheduled
@@ -158,7 +160,11 @@ def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:
 
 
 def _scheduler_named(name: str) -> GraphScheduler:
-    known = analysis._plugins().registered("scheduler")
+    plugins = analysis._plugins()
+    known = plugins.registered("scheduler")
+    if name not in known and IN_PROCESS:
+        # It may have been registered since the session began.
+        known = Plugins.load(plugins.selection).registered("scheduler")
     answers = known.get(name, [])
     if not answers:
         raise PluginError(f"No scheduler is called {name!r}; there are {', '.join(sorted(known)) or 'none'}.",
@@ -197,6 +203,10 @@ def _completed(made: ExecutionSchedule, graph: Graph, infos: Sequence[DeviceInfo
             spans[node.id] = StepSpan(begin_s, begin_s + costs.node_seconds(node, made.devices[node.id]))
             begin_s = spans[node.id].end_s
         more["spans"] = spans
+    if of_nodes := {node: policy for node, policy in made.caching.items() if graph.get_node(node) is not None}:
+        more["caching"] = {**{value: policy for value, policy in made.caching.items() if value not in of_nodes},
+                           **{value: policy for node, policy in of_nodes.items()
+                              for value in node_of(graph, node).outputs}}
     if made.estimate == CostEstimate():
         more["estimate"] = CostModel(infos).estimate(made, graph)
     if not made.budgets:

@@ -135,6 +135,17 @@ def test_each_component_logs_what_it_does(server: Any, caplog: pytest.LogCapture
         f"djinn.{component}" for component in COMPONENTS}
 
 
+def test_without_a_level_that_of_the_application_holds(server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for component in ("", *COMPONENTS):
+        logging.getLogger(f"djinn.{component}".removesuffix(".")).setLevel(logging.NOTSET)
+    for level, is_shown in ((logging.DEBUG, True), (logging.WARNING, False)):
+        caplog.clear()
+        with caplog.at_level(level):
+            djinn.init(server.address)
+            step(torch.ones(5, 7, 7, device=DEVICE)[0])
+        assert any(record.name == "djinn.interception" for record in caplog.records) is is_shown
+
+
 def test_a_component_is_switched_while_a_session_runs_and_costs_nothing_when_off(
     server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

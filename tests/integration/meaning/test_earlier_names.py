@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import torch
 from djinn.core.lazy_tensor import LazyTensor
+from djinn.core.operation_classifier import OperationClassifier
+from djinn.core.operation_registry import OperationRegistry
+from djinn.scheduler import SchedulerBase, scheduler_registry
 from djinn_lib_names.finder import ALIASES
 
 import djinn
-from djinn.errors import InputsError, NothingCapturedError
+from djinn.errors import InputsError, NothingCapturedError, ScheduleError, UnknownOperatorError
 
 D = "remote_accelerator:0"
 
@@ -153,6 +156,51 @@ def test_an_operation_equals_its_name_with_and_without_its_overload(tmp_path: An
     for suffix in ("json", "html", "graphml"):
         assert "aten::add.Tensor" in captured.annotated.export(tmp_path / f"graph.{suffix}").read_text()
     assert copy.deepcopy(names[1]) == names[1] == pickle.loads(pickle.dumps(names[1]))
+
+
+def test_a_schedule_takes_the_fields_of_earlier_documents() -> None:
+    with djinn.capture() as captured:
+        x = torch.ones(2)
+        y = x.exp()
+    (ones, exp) = (node.id for node in captured.graph)
+    schedule = djinn.ExecutionSchedule
+
+    def of(devices: Any) -> Any:
+        places = dict.fromkeys((ones, exp), devices[0].id)
+        return schedule(places, [], [ones, exp], {exp: "persist"}, {devices[0].id: 1000}, False, True, False)
+
+    class Earlier(SchedulerBase):
+        def schedule(self, graph: Any) -> Any:
+            return of(self.devices)
+
+    scheduler_registry.register("earlier", Earlier)
+    planned = djinn.schedule(captured, "earlier")
+    assert planned.caching_policy == {captured.graph["n1"].outputs[0]: "persist"}
+    assert (planned.scheduler, planned.memory_budget, planned.enable_compilation) == ("earlier", {D: 1000}, True)
+    before = djinn.stats()["round_trips"]
+    result = djinn.execute(planned)
+    assert djinn.stats()["round_trips"] > before, "compiled waits until it has run"
+    assert torch.equal(result[0].cpu(), y.cpu())
+    named = schedule(execution_order=["a"], device_assignments={"a": D}, enable_pipelining=True)
+    assert named == schedule(("a",), {"a": D}, flags=frozenset({"pipelining"}))
+    for wrong, error in ((lambda: schedule({"a": D}, (), ("a",), enable_fusion=True), ScheduleError),
+                         (lambda: schedule(("a",), {}, order=()), TypeError),
+                         (lambda: schedule({}, (), (), {}, {}, False, False, False, ()), TypeError),
+                         (lambda: schedule((), {}, caching_policy={"a": "sometimes"}), ValueError)):
+        with pytest.raises(error):
+            wrong()
+
+
+def test_values_and_operations_of_earlier_documents_are_known() -> None:
+    classify = OperationClassifier.classify
+    assert classify("aten::unique") is djinn.OperationClass.SHAPE_DEPENDENT
+    assert djinn.OperationClass("tuple_returning") is classify("aten::split")
+    assert djinn.OperationClass("materialization") is classify("aten::item")
+    assert djinn.OperationClass("shape_dependent") is classify("aten::nonzero")
+    given = object()
+    assert djinn.PatternMatch(pattern_name="x", confidence=1.0, matched_nodes=[], subgraph=given).subgraph() is given
+    with pytest.raises(UnknownOperatorError):
+        OperationRegistry().get("aten::nothing")
 
 
 class Wide(djinn.PatternPlugin):
