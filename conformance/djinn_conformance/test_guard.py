@@ -258,14 +258,13 @@ def _known_before(recording: Recording) -> dict[int, torch.Tensor]:
 def _asked_last(plugin: Guard, recording: Recording) -> Prepared | Exception:
     """Check the last call: return the arguments to use, or the reason for the refusal."""
     [part] = pieces(recording, [], range(recording.results))
-    checked = watch(plugin).check(part.program)
     known = _known_before(recording)
     last = recording.calls[-1]
     args, kwargs = (fill(given, lambda ref: known[ref.index], CPU) for given in (last.args, last.kwargs))
-    check = checked.calls.get(part.program.steps[-1].template)
     try:
+        check = watch(plugin).check(part.program).calls.get(part.program.steps[-1].template)
         prepared = None if check is None else check(args, kwargs)
-    except (RuntimeError, ProtocolError) as error:
+    except (RuntimeError, ProtocolError, UnknownOperatorError) as error:
         return error
     return prepared or Prepared(args, kwargs)
 

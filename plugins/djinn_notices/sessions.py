@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import warnings
 import weakref
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ("check_device", "ended", "look_at_choices", "watch")
 
+_log = logging.getLogger("djinn.plugins")
 _OF_SERVERS = ("memory", "guard", "authenticator", "admission", "metrics", "store")
 
 _watched: weakref.ref[Session] | None = None
@@ -54,19 +56,18 @@ def look_at_choices(session: Session) -> None:
 
     Raises:
         PluginError: A chosen object does not exist.
-        ConfigurationError: The chosen interceptor is not the one that was installed on ``import djinn``.
     """
     plugins = session.plugins
     chosen = plugins.selection.chosen
     if not chosen:
         return
-    installed = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")).chosen.get("interceptor", "device")
-    if chosen.get("interceptor", installed) != installed:
-        raise ConfigurationError(
-            f"The setting plugins chooses the interceptor {chosen['interceptor']!r}, but {installed!r} was installed "
-            "when djinn was imported.", hint="Only the environment variable DJINN_PLUGINS chooses an interceptor.")
     schemes = {executor.address.partition("://")[0] for executor in session.backend.executors}
     idle = dict.fromkeys(_OF_SERVERS, "a server uses it, see djinn serve --plugins")
+    installed = PluginSelection.parse(os.environ.get("DJINN_PLUGINS", "")).chosen.get("interceptor", "device")
+    if chosen.get("interceptor", installed) != installed:
+        _log.warning(
+            "the setting plugins chooses interceptor=%s, of which only the handlers are used: %s was installed when "
+            "djinn was imported, and only DJINN_PLUGINS chooses another", chosen["interceptor"], installed)
     idle["engine"] = "djinn cluster up uses it"
     if not os.environ.get("DJINN_RUN_AS"):
         idle["mode"] = "djinn run uses it"
