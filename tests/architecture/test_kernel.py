@@ -117,7 +117,7 @@ def test_what_is_imported_is_declared() -> None:
 
     always = declared(project["dependencies"])
     extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
-    allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["test"],
+    allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["conformance"],
                "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
                "djinn_lib_dashboard": always | extras["dashboard"], "djinn_server": always | extras["tls"],
                "djinn_engine_ray": always | extras["ray"]}
