@@ -14,6 +14,7 @@ import torch
 from djinn_lib_service.named_values import NAMED_OPERATORS
 from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
 from djinn_lib_service.random_exchange import EXCHANGE
+from djinn_lib_service.stated_roles import ROLE_OPERATORS
 from djinn_lib_service.stored_models import STORED_OPERATORS
 from djinn_lib_sparse.operators import NAMES as SPARSE
 
@@ -159,7 +160,8 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         UnknownOperatorError: The overload is not permitted; says why.
     """
     name, namespace = operator.name(), operator.namespace
-    if name == EXCHANGE or any(name in own for own in (LAYER_OPERATORS, STORED_OPERATORS, NAMED_OPERATORS, SPARSE)):
+    if name == EXCHANGE or any(
+            name in own for own in (LAYER_OPERATORS, STORED_OPERATORS, NAMED_OPERATORS, ROLE_OPERATORS, SPARSE)):
         return
     if namespace == NAMESPACE:
         group = group_of(name)

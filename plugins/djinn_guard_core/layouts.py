@@ -24,6 +24,7 @@ from djinn_lib_service.kinds import Prepared
 from djinn_lib_service.named_values import NAMED_OPERATORS
 from djinn_lib_service.operators import is_as_declared
 from djinn_lib_service.shared_values import unshare
+from djinn_lib_service.stated_roles import ROLE_OPERATORS
 from djinn_lib_service.tensor_bytes import address_of
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 
@@ -131,10 +132,10 @@ def _looks_at_no_elements(operator: torch._ops.OpOverload) -> bool:
     """Whether, by its schema, an operator only makes a view, or changes which view its argument is.
 
     Some of these operators copy, always or if a view is impossible; copying respects strides. Those of named sessions
-    keep their operands as they are.
+    and of roles keep their operands as they are.
     """
     schema = operator._schema
-    if operator.name() in NAMED_OPERATORS:
+    if operator.name() in NAMED_OPERATORS or operator.name() in ROLE_OPERATORS:
         return True
     is_of_views = torch.Tag.inplace_view in operator.tags or torch.Tag.view_copy in operator.tags
     if is_of_views or not any("Tensor" in str(item.type) for item in schema.arguments):

@@ -18,6 +18,7 @@ from djinn.ir.spec import tensors_in
 from djinn.record import devices
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
 from djinn.session import runtime
+from djinn_interceptor_device.optimizer_roles import state_roles
 
 
 class _Upload(torch.autograd.Function):
@@ -94,9 +95,10 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
     return engine_run_backward
 
 
-def notice_fused_optimizers() -> None:
-    """Upload tensors again that a fused optimizer has written: PyTorch does not count those writes."""
+def notice_optimizers() -> None:
+    """Upload tensors again that a fused optimizer has written, as PyTorch does not count those writes; state roles."""
     register_optimizer_step_post_hook(_forget_uploads)
+    register_optimizer_step_post_hook(state_roles)
 
 
 def _forget_uploads(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -106,7 +106,7 @@ class DeviceInterceptor:
             saving.guard_constructors()
             storage_references.install()
             profiling.install()
-            gradients.notice_fused_optimizers()
+            gradients.notice_optimizers()
             gradients.run_hooks_with_functions()
             process_switches.install()
             process_groups.install(DEVICE_NAME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -65,7 +65,7 @@ class DividedProgram:
                           for result in (*step.operands, *range(self._results[position], self._results[position + 1]))}
 
     def run(self, run: Run, carry_out: Callable[[DefinedProgram, Run, bool], bool],
-            drop: Callable[[Collection[int]], None]) -> None:
+            drop: Callable[[Sequence[int]], None]) -> None:
         """Run the parts, in order.
 
         Args:

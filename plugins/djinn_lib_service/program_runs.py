@@ -116,9 +116,9 @@ class ProgramRuns:
         if is_stopped:
             outputs = self._skipped(known, run)
         can_divide = known is not None and known.program is not None and len(known.definition.body.steps) > 1
-        error = self._carried_out(known, run, outputs, can_divide=can_divide)
-        if error is not None and known is not None:
-            self._carry_out_in_parts(known, run, error)
+        no_room = self._carried_out(known, run, outputs, can_divide=can_divide)
+        if no_room is not None and known is not None:
+            self._carry_out_in_parts(known, run, no_room)
         if run.released:
             self._values.free(run.released)
 

@@ -40,6 +40,7 @@ from djinn_lib_service.program_table import DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.speculation import Speculator
+from djinn_lib_service.stated_roles import state_into
 from djinn_lib_service.tensor_bytes import storage_address_of
 from djinn_lib_service.timings import Timings
 from djinn_lib_service.turns import Allowance, Turns
@@ -192,6 +193,7 @@ class SessionService:
             # The client may lack answers that came before a cancelled batch.
             self._runs.lent.clear()
         self._uploads = iter(tensors)
+        state_into(self.memory if self._is_limited else None)
         self._runs.begin_batch(stop)
         self._run_time.is_wanted |= batch.metered
         if batch.timed and self._run_time.timings is None:

@@ -16,6 +16,7 @@ from djinn_lib_service.named_values import named_operators
 from djinn_lib_service.norm_operators import norm_operators
 from djinn_lib_service.random_exchange import exchange_random_state
 from djinn_lib_service.recurrent_operators import recurrent_operators
+from djinn_lib_service.stated_roles import state_role
 from djinn_lib_service.stored_models import stored_operators
 from djinn_lib_service.switches import switched
 from djinn_lib_service.tensor_bytes import address_of, whole_of
@@ -56,6 +57,7 @@ class TorchExecutor:
         recurrent_operators()
         stored_operators()
         named_operators()
+        state_role()
         self._lock = threading.RLock()
         self._graphs = GraphBudget()
         self.relief: Callable[[], bool] | None = None

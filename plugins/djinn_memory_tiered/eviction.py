@@ -25,8 +25,12 @@ class Rank(IntEnum):
     SURPLUS_CACHE = 1
     """KV caches of sessions that are not decoding, beyond the share of KV caches."""
     RELOADABLE = 2
-    COLD = 3
-    ACTIVE_CACHE = 4
+    OPTIMIZER_STATE = 3
+    """Only the next step of the optimizer needs it, after a forward and a backward pass."""
+    COLD = 4
+    GRADIENT = 5
+    """The backward pass adds to it, and the next step of the optimizer reads it."""
+    ACTIVE_CACHE = 6
     """A KV cache of a session that is decoding."""
 
 
@@ -86,7 +90,7 @@ def _rank(candidate: EvictionCandidate, is_surplus: bool) -> Rank:
         return Rank.RECOMPUTABLE
     if place.can_be_reloaded:
         return Rank.RELOADABLE
-    return Rank.COLD
+    return {Role.OPTIMIZER_STATE: Rank.OPTIMIZER_STATE, Role.GRADIENT: Rank.GRADIENT}.get(place.role, Rank.COLD)
 
 
 def way_out(place: ManagedStorage) -> State:

@@ -77,6 +77,8 @@ class TieredMemory(SessionMemory):
         self._ahead = ahead
         self._ahead_bytes = 0
         self._uploads = uploads
+        self._stated: dict[int, Role] = {}
+        """Roles of storages that the program which runs has made."""
         self._costs: dict[int, _Cost] = {}
         """By program: what its last run has cost."""
 
@@ -116,6 +118,14 @@ class TieredMemory(SessionMemory):
         kept = None if self._uploads is None else self._uploads.kept(handle)
         if kept is not None and kept.numel() * kept.element_size() == place.size_bytes:
             place.host = bytes_of(kept)
+
+    def stated(self, value: torch.Tensor, role: str) -> None:
+        """Note a role; the program that runs may have made the value. See `SessionMemory.stated`."""
+        place = self.places.of(value)
+        if place is not None:
+            self.places.state(place, Role(role))
+        elif value.layout is torch.strided:
+            self._stated[value.untyped_storage()._cdata] = Role(role)
 
     def dropping(self, handles: Sequence[int]) -> None:
         """Note that the uploads behind these values will no longer be kept; see `SessionMemory.dropping`."""
@@ -183,6 +193,7 @@ class TieredMemory(SessionMemory):
         """Restore inputs, make room for results, and run; see `SessionMemory.with_room_to_run`."""
         def execute_with_room(known: DefinedProgram, run: Run) -> list[Any]:
             self._count_ahead()
+            self._stated.clear()
             numbers = messages.from_wire(run.numbers)
             inputs = [self.places.get(handle) for handle in run.inputs]
             wanted_bytes = self._bytes_wanted_by(known, run, inputs, numbers)
@@ -214,6 +225,9 @@ class TieredMemory(SessionMemory):
             if is_complete:
                 self._learn_recipe(run, known.program, numbers, inputs, read, made)
             self._learn_caches(known.program, read, [places.of(value) for value in outputs])
+            for place in made.values() if self._stated else ():
+                if (role := self._stated.get(place.storage._cdata)) is not None:
+                    places.state(place, role)
             self._bound(run, {place for place in read if place is not None}, made, is_complete=is_complete)
         except OutOfMemoryError:
             places.leave_unused(made.values())

@@ -249,6 +249,12 @@ class Places(ValueTable):
             self._accounts.recast(place.role, role, place.size_bytes, is_here=place.state is State.HERE)
             place.role = role
 
+    def state(self, place: ManagedStorage, role: Role) -> None:
+        """Set the role of a storage that the client has stated; no guess changes it."""
+        place.is_told = False
+        self.grant(place, role)
+        place.is_told = True
+
     def forget_recipe(self, place: ManagedStorage) -> None:
         """Drop the recipe of a storage that is on the device or on the host, so that it no longer needs one."""
         recipe, place.recipe = place.recipe, None

@@ -154,11 +154,11 @@ def files_of(candidate: Candidate) -> list[Path]:
     whole = next((whole for whole in wholes if whole.exists()), None)
     if whole is not None:
         return [whole]
-    found = sorted(file for file in path.iterdir()
+    files = sorted(file for file in path.iterdir()
                    if file.name.endswith(SUFFIX) and _variant_of(file.name) == candidate.variant)
-    if not found:
+    if not files:
         raise ValueError(f"{path.name} has a folder that cannot be read")
-    return found
+    return files
 
 
 def expected_digests(candidate: Candidate, files: list[Path]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import subprocess
 import sys
@@ -247,6 +248,43 @@ def test_what_fits_step_by_step_fits_at_once(options: tuple[str, ...], start_ser
             (refused,) = re.findall(r"^djinn_memory_refusals_total\{.*\} (.*)$", answer.read().decode(), re.MULTILINE)
         assert float(refused) == 1, "only what was refused is counted"
     other.close()
+
+
+def test_what_an_optimizer_keeps_makes_room_before_values_that_are_needed_sooner(start_server: Any) -> None:
+    server = start_server("--memory-mib", "24", "--metrics-port", "0", "--keep-mib", "0", "--memory-warning", "0.98",
+                          "--memory-critical", "0.99")
+    djinn.init(server=server.address)
+    local, device = torch.nn.Linear(512, 512, bias=False), torch.device("remote_accelerator:0")
+    model = copy.deepcopy(local).to(device)
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in (local, model)]
+    data = torch.randn(8, 512)
+
+    def step() -> None:
+        for each, optimizer in zip((local, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(data.to(each.weight.device)).square().sum().backward()
+            optimizer.step()
+
+    try:
+        older = torch.rand(2 * MIB // 4, device=device)  # cannot be computed again
+        wanted = older.cpu()
+        for _ in range(5):
+            step()
+        djinn.synchronize()
+        trips = djinn.stats()["round_trips"]
+        found = told(server, lambda found: found.memory_by_kind["gradient"])
+        assert (found.memory_by_kind["gradient"], found.memory_by_kind["optimizer_state"]) == (MIB, 2 * MIB)
+        assert not any(found.evictions.values())
+        assert torch.rand(39 * MIB // 8, device=device)[0].item() >= 0  # 1.5 MiB more than there are
+        found = told(server, lambda found: found.evictions["optimizer_state"])
+        assert found.evictions["optimizer_state"] == 2
+        assert (found.evictions["unknown"], found.evictions["gradient"]) == (0, 0), "although they were used before"
+        step()
+        assert torch.equal(older.cpu(), wanted)
+        assert torch.allclose(model.weight.cpu(), local.weight)
+        assert djinn.stats()["round_trips"] - trips <= 3, "nothing waits for roles"
+    finally:
+        djinn.shutdown()
 
 
 def test_public_contents_serve_every_owner_and_no_others_do(start_server: Any, tmp_path: Path) -> None:

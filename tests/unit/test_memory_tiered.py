@@ -81,7 +81,9 @@ def test_what_goes_first_goes_by_meaning_and_then_by_age() -> None:
     weight, old = candidate(Role.WEIGHT, 5, source=True), candidate(Role.UNKNOWN, 1)
     new, cold_cache = candidate(Role.UNKNOWN, 9), candidate(Role.KV_CACHE, 3)
     active = candidate(Role.KV_CACHE, 0, is_active=True)
-    assert in_order([active, new, cold_cache, old, weight], 1000) == [weight, old, cold_cache, new, active]
+    state, gradient = candidate(Role.OPTIMIZER_STATE, 8), candidate(Role.GRADIENT, 0)
+    order = [weight, state, old, cold_cache, new, gradient, active]
+    assert in_order([active, new, gradient, cold_cache, old, state, weight], 1000) == order
 
 
 def test_caches_beyond_their_share_go_before_weights_and_less_so_while_somebody_decodes() -> None:

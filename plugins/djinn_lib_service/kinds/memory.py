@@ -134,6 +134,14 @@ class SessionMemory:
     def uploaded(self, handle: int) -> None:
         """Note that a value was uploaded, or made from a kept upload."""
 
+    def stated(self, value: torch.Tensor, role: str) -> None:
+        """Note the role of a value, which the client has stated.
+
+        Args:
+            value: One of the session's values.
+            role: One of `djinn_lib_service.stated_roles.STATED_ROLES`.
+        """
+
     def dropping(self, handles: Sequence[int]) -> None:
         """Note that values will be dropped or replaced."""
 
