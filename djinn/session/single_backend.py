@@ -36,7 +36,7 @@ from djinn.wire.messages import (
     Warned,
     from_wire,
 )
-from djinn.wire.tensors import header_of
+from djinn.wire.tensors import copied, header_of
 
 MAX_HELD_UPLOAD_BYTES = 64 * 1024
 """Uploads wait for the next message until their total size exceeds this."""
@@ -167,7 +167,7 @@ class SingleBackend:
         self._held_bytes += dense.nbytes
         is_held = self._held_bytes <= MAX_HELD_UPLOAD_BYTES
         self._commands.append(Upload(number, header_of(dense)))
-        self._tensors.append(dense.clone() if is_held else dense)
+        self._tensors.append(copied(dense) if is_held else dense)
         self.live_handles += number != 0
         self._cache.uploaded(number, dense)
         if not is_held:

@@ -9,7 +9,8 @@ from djinn.wire.messages import TensorHeader
 
 _NAMES = (
     "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 complex32 complex64 "
-    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+    "complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 "
+    "bits1x8 bits2x4 bits4x2 bits8 bits16 int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7"
 ).split()
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in _NAMES if hasattr(torch, name)}
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
@@ -21,10 +22,9 @@ def dtype_named(name: str) -> torch.dtype:
     Raises:
         ProtocolError: The dtype cannot be sent.
     """
-    found = DTYPES.get(name)
-    if found is None:
+    if name not in DTYPES:
         raise ProtocolError(f"Unknown dtype {name[:40]!r}.")
-    return found
+    return DTYPES[name]
 
 
 def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -33,10 +33,8 @@ def is_dense(size: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     Source:
         ``compute_non_overlapping_and_dense`` of c10/core/TensorImpl.
     """
-    if len(size) != len(stride):
-        return False
-    if 0 in size:
-        return True
+    if len(size) != len(stride) or 0 in size:
+        return len(size) == len(stride)
     expected = 1
     for step, extent in sorted((step, extent) for extent, step in zip(size, stride, strict=True) if extent != 1):
         if step != expected:
@@ -73,4 +71,9 @@ def to_dense_cpu(tensor: torch.Tensor) -> torch.Tensor:
     # Of a tensor without memory, `Tensor.data_ptr` gives its offset, which would be taken for an address. This raises.
     if not torch._C._is_cow_tensor(tensor):  # type: ignore[attr-defined]  # not declared; it would be copied
         tensor.untyped_storage().data_ptr()
-    return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else tensor.clone()
+    return tensor if is_dense(tuple(tensor.size()), tuple(tensor.stride())) else copied(tensor)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy; of dtypes without kernels, such as ``int4``, the bytes are copied."""
+    return tensor.view(torch.uint8).clone().view(tensor.dtype) if tensor.itemsize == 1 else tensor.clone()

@@ -167,8 +167,8 @@ def require_allowed(operator: torch._ops.OpOverload, namespaces: frozenset[str])
         group = group_of(name)
         if group != ALLOWED:
             raise UnknownOperatorError(f"{name} is not run here: {reasons()[group]}",
-                                       hint="Move its operands, or the module that calls it, to the CPU, and run this "
-                                       "part there.")
+                                       hint="Use `.cpu()` on its operands, or on the module that calls it, and run "
+                                       "this part locally.")
     elif namespace not in namespaces:
         raise UnknownOperatorError(f"{name} is not run here: the server runs no operators of {namespace!r}.",
                                    hint=f"Serve with --allow-namespace {namespace} if they can be trusted.")

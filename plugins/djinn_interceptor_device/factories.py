@@ -78,6 +78,9 @@ def _kernel(name: str) -> Any:
         if kwargs.get("dtype") is None and (plain in _FLOATING or plain in _BY_VALUE):
             _complete(plain, args, kwargs)
         _check_for_data(args)
+        if kwargs.get("layout") is torch.jagged and plain == "scalar_tensor":
+            # A number beside a jagged tensor, which is a strided tensor all the same.
+            kwargs["layout"] = None
         INTERCEPTS["factories"] += 1
         return runtime.current().dispatch(_operator(name), args, kwargs)
 

@@ -27,6 +27,7 @@ from djinn_interceptor_device import (
     gradients,
     higher_order,
     jagged,
+    layouts,
     methods,
     optimizers,
     process_groups,
@@ -114,6 +115,7 @@ class DeviceInterceptor:
             checkpoint_files.install()
             higher_order.install()
             jagged.install()
+            layouts.install()
             scripting.install()
             follow_imports(("torch._dynamo",), _let_dynamo_capture)
         return torch.device(DEVICE_NAME, 0)
@@ -123,7 +125,7 @@ class DeviceInterceptor:
         # They are many, and a process that only imports djinn needs none.
         from djinn_lib_sparse import recording as sparse
 
-        from djinn_interceptor_device import handlers, layouts, list_writes, prims
+        from djinn_interceptor_device import handlers, list_writes, prims
         from djinn_interceptor_device import matmul_decomposition as folding
         from djinn_interceptor_device.custom_operators import WithCustomOperators
 

@@ -31,7 +31,7 @@ from djinn.errors import ProtocolError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Item, Plain, Poisoned, Receive, Result, Run, RunDelta, Send
-from djinn.wire.tensors import header_of
+from djinn.wire.tensors import copied, header_of
 from djinn_lib_service.assumptions import MAX_ASSUMED, Assumed, decode_assumed, encode_assumed
 from djinn_lib_service.peers_ahead import PeersAhead
 from djinn_lib_service.short_messages import encode
@@ -350,7 +350,7 @@ class EarlyAnswers:
         if values is None or metadata is None or any(
                 isinstance(value, torch.Tensor) and value.nbytes > MAX_VALUE_BYTES for value in values):
             return None
-        tensors = [self._read(value).clone() for value in values if isinstance(value, torch.Tensor)]
+        tensors = [copied(self._read(value)) for value in values if isinstance(value, torch.Tensor)]
         headers = map(header_of, tensors)
         items: list[Item] = [next(headers) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
                              for value in values]

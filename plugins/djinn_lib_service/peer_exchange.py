@@ -15,6 +15,7 @@ import torch
 
 from djinn.errors import DjinnError, PeerError, ProtocolError, ProtocolVersionError, RefusedError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, PeerHello, ValueTransfer, Welcome
+from djinn.wire.tensors import copied
 from djinn_lib_service.kinds.transport import Channel, PeerConnection
 from djinn_lib_service.mailbox import Delivery, InboxRegistry, Mailbox
 from djinn_lib_service.transfers import check
@@ -176,7 +177,7 @@ class LocalPeer:
         """Put copies into the mailbox; see `djinn_lib_service.kinds.transport.PeerConnection.send`."""
         check(transfer)
         with torch.inference_mode(False), torch.no_grad():
-            self._mailbox.put(self._delivery, transfer, [tensor.clone() for tensor in tensors], self._is_gone)
+            self._mailbox.put(self._delivery, transfer, [copied(tensor) for tensor in tensors], self._is_gone)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop sending; see `djinn_lib_service.kinds.transport.PeerConnection.close`."""

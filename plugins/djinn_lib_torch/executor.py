@@ -24,7 +24,7 @@ from djinn_lib_sparse.operators import define
 
 from djinn.errors import ConfigurationError, ProtocolError
 from djinn.ir.program import Program
-from djinn.wire.tensors import to_dense_cpu
+from djinn.wire.tensors import copied, to_dense_cpu
 from djinn_lib_torch.calls import BoundCall, bind
 from djinn_lib_torch.codegen import Compiled
 from djinn_lib_torch.effects import effects_of
@@ -104,13 +104,16 @@ class TorchExecutor:
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a CPU tensor to the device."""
         with torch.inference_mode(mode=False), torch.no_grad():
+            if tensor.itemsize == 1:
+                # Some of these dtypes have no kernels.
+                return tensor.detach().view(torch.uint8).to(self._device, copy=True).view(tensor.dtype)
             return tensor.detach().to(self._device, copy=True)
 
     def get(self, value: torch.Tensor) -> torch.Tensor:
         """Copy a value to a new dense CPU tensor."""
         with self._lock, torch.inference_mode(mode=False), torch.no_grad():
             made = to_dense_cpu(value)
-            return made.clone() if address_of(made) == address_of(value) or made.is_inference() else made
+            return copied(made) if address_of(made) == address_of(value) or made.is_inference() else made
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """Move a CPU tensor without another owner there; see `djinn_lib_service.kinds.executor.SupportsSharing`."""

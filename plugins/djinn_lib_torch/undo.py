@@ -53,6 +53,9 @@ class Overwritten:
             return
         if torch._debug_has_internal_overlap(written) == _OVERLAPS:
             raise LimitError("The elements of a tensor that overlaps itself cannot be put back.")
+        if written.itemsize == 1:
+            # Some of these dtypes have no kernels.
+            written = written.view(torch.uint8)
         if dimension is None or index is None:
             self._add(written.nbytes)
             before = written.clone()

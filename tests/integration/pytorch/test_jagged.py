@@ -43,3 +43,12 @@ def test_causal_attention_is_that_of_each_sequence() -> None:
     for mine, row in zip(found.transpose(1, 2).unbind(), rows, strict=True):
         wanted = F.scaled_dot_product_attention(row, row, row, is_causal=True)
         torch.testing.assert_close(mine.transpose(0, 1).cpu(), wanted)
+
+
+def choices(device: str) -> Any:
+    jagged = torch.nested.nested_tensor([torch.ones(3), -torch.ones(2)], device=device, layout=torch.jagged)
+    return [torch.where(jagged > 0, *pair).values() for pair in ((jagged, 0.0), (0.0, jagged), (1.0, 0.0))]
+
+
+def test_a_choice_between_a_jagged_tensor_and_a_number_gives_what_eager_gives() -> None:
+    assert_same(choices)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -126,15 +128,12 @@ def _lazy() -> torch.Tensor:
     return torch.eye(3, device=DEVICE)
 
 
-def _used(tensor: torch.Tensor) -> Any:
-    return tensor * 2
-
-
 CLEARLY_REFUSED: dict[str, Callable[[], Any]] = {
     "coo_copied": lambda: _lazy().copy_(_sparse()),
     "nested_moved": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).to(DEVICE),
-    "nested_made": lambda: _used(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=DEVICE)),
+    "nested_made": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=DEVICE),
     "nested_of_lazy": lambda: torch.nested.as_nested_tensor([_lazy()[0], _lazy()[1, :2]]),
+    "nested_listed": lambda: torch.nested.as_nested_tensor([torch.ones(3), torch.ones(2)], device=DEVICE),
     "quantized_moved": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8).to(DEVICE),
     "quantized_made": lambda: torch.quantize_per_tensor(_lazy(), 0.1, 0, torch.qint8),
     "quantized_per_channel": lambda: torch.quantize_per_channel(_lazy(), torch.ones(3), torch.zeros(3), 0, torch.qint8),
@@ -154,3 +153,31 @@ def test_what_has_no_remote_form_is_refused_and_says_what_to_do(name: str) -> No
     text = str(refusal.value)
     assert not isinstance(refusal.value, DjinnError) or "onvert" in text or "Use " in text
     assert torch.eye(3, device=DEVICE).sum().item() == 3.0
+
+
+BYTES = ("float4_e2m1fn_x2", "bits8", "bits2x4", "int4", "uint1", "uint7")
+
+
+def as_bytes(device: str, *, name: str) -> Any:
+    dtype = getattr(torch, name)
+    raw = torch.arange(8, dtype=torch.uint8).view(2, 4)
+    packed = raw.to(device).view(dtype)
+    module = torch.nn.Module()
+    module.register_buffer("weight", raw.view(dtype))
+
+    def saved() -> Any:
+        buffer = io.BytesIO()
+        torch.save(packed, buffer)
+        buffer.seek(0)
+        return torch.load(buffer, map_location=device).cpu().view(torch.uint8).tolist()
+
+    made = (packed, raw.view(dtype).to(device), packed[1], packed.reshape(-1), packed.t(), module.to(device).weight)
+    sizes = torch.empty(3, dtype=dtype, device=device).shape, torch.empty_like(packed).shape
+    refused = [outcome(action) for action in (
+        saved, lambda: torch.add(packed, packed).cpu().dtype, lambda: packed.float().cpu(), packed[0, 0].item)]
+    return [(item.cpu().view(torch.uint8).tolist(), item.dtype, item.stride()) for item in made], sizes, refused
+
+
+@programs(*(functools.partial(as_bytes, name=name) for name in BYTES))
+def test_dtypes_without_arithmetic_are_bytes(program: Program) -> None:
+    assert_same(program)
