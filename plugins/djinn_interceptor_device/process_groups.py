@@ -20,6 +20,8 @@ from djinn_interceptor_device.backend import BackendModule
 __all__ = ("install",)
 
 _BACKEND = "gloo"
+_BEFORE_DEVICE_IDS = 2
+"""Positional parameters of a barrier before the numbers of devices."""
 _SHARDING = {"torch.distributed.fsdp._fully_shard._fully_shard": ("fully_shard", None),
              "torch.distributed._composable.replicate_with_fsdp": ("replicate", ("replicate",))}
 """Functions that move a module to the devices of a mesh, and the names of the dimensions of the one that they make."""
@@ -44,6 +46,7 @@ def install(kind: str) -> None:
     made.__init__ = _with_session(made.__init__, kind)
     _redefine(device_mesh._get_device_handle, functools.partial(_handles, kind))
     _redefine(device_mesh.init_device_mesh, functools.partial(_named, kind))
+    _redefine(inspect.unwrap(distributed_c10d.barrier), functools.partial(_anywhere, kind))
     made = torch.nn.parallel.DistributedDataParallel
     for name in ("_ddp_init_helper", "_set_static_graph"):
         setattr(made, name, _with_map_at_home(getattr(made, name), kind))
@@ -105,6 +108,18 @@ class _Handle(BackendModule):
         if name == "set_rng_state" and device_of(runtime.current().backend.welcome).kind != "cuda":
             raise AttributeError(name)
         return super().__getattribute__(name)
+
+
+def _anywhere(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        # Programs name devices by ranks among the processes of a host. A process has one device, and gloo none.
+        if torch._C._get_accelerator().type == kind:
+            args = args[:_BEFORE_DEVICE_IDS]
+            kwargs.pop("device_ids", None)
+        return original(*args, **kwargs)
+
+    return barrier
 
 
 def _handles(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
 _OWN_ATTRIBUTES = ("_value", "_is_param", storage_references.MARK, "__tensor_flatten__", "__tensor_unflatten__")
 _PROTOCOL = 4
-_KEPT = frozenset("is_cuda is_hpu is_shared is_sparse is_sparse_csr _fix_weakref".split())
+_KEPT = frozenset("cuda is_cuda is_hpu is_shared is_sparse is_sparse_csr _fix_weakref".split())
 
 
 class RemoteStorage(torch.UntypedStorage):
@@ -293,6 +293,16 @@ def _new_storage(cls: type, *args: Any, **kwargs: Any) -> Any:
     return RemoteStorage.of(made)  # type: ignore[arg-type]  # lazy, on this device
 
 
+def _wrapping(original: Any) -> Any:
+    def new_wrapped_storage(self: Any, storage: Any) -> Any:
+        """As the original, which refuses subclasses of ``UntypedStorage``."""
+        if isinstance(storage, RemoteStorage):
+            return torch.storage.TypedStorage(wrap_storage=storage, dtype=self._dtype, _internal=True)
+        return original(self, storage)
+
+    return new_wrapped_storage
+
+
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
@@ -352,3 +362,5 @@ def register() -> None:
 def guard_constructors() -> None:
     """Make the constructors of storages work for this device: PyTorch's own would use a missing allocator unchecked."""
     torch.UntypedStorage.__new__ = _new_storage  # type: ignore[method-assign]  # it has no such method of its own
+    typed: Any = torch.storage.TypedStorage
+    typed._new_wrapped_storage = _wrapping(typed._new_wrapped_storage)

@@ -7,6 +7,7 @@ when its library asks.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,9 @@ def replacements(device: torch.device) -> list[Replacement]:
     return [
         Replacement("transformers.utils.import_utils", "is_torch_bf16_gpu_available", instead(_has_bfloat16)),
         Replacement("transformers.pipelines.base", "Pipeline.__init__", functools.partial(_pipeline, device)),
+        Replacement("transformers.cache_utils", "Cache.update", functools.partial(_offloading, device)),
         Replacement("sentence_transformers.util.environment", "get_device_name", instead(lambda: str(device))),
+        Replacement("accelerate.state", "PartialState._prepare_backend", _process_group),
         Replacement("accelerate.utils.modeling", "get_max_memory", _max_memory),
         Replacement("accelerate.utils.modeling", "get_grad_scaler", functools.partial(_grad_scaler, device)),
         Replacement("accelerate.accelerator", "Accelerator.__init__", functools.partial(_half_precision, device)),
@@ -57,6 +60,24 @@ def _pipeline(device: torch.device, original: Any) -> Any:
     return init
 
 
+def _offloading(device: torch.device, original: Any) -> Any:
+    """A cache on the remote device moves layers to the CPU and back without streams of CUDA."""
+    @functools.wraps(original)
+    def update(self: Any, keys: torch.Tensor, values: torch.Tensor, layer: int, *args: Any, **kwargs: Any) -> Any:
+        if not self.offloading or keys.device.type != device.type:
+            return original(self, keys, values, layer, *args, **kwargs)
+        self.offloading = False
+        try:
+            made = original(self, keys, values, layer, *args, **kwargs)
+        finally:
+            self.offloading = True
+        self.prefetch(layer + 1, self.only_non_sliding)
+        self.offload(layer, self.only_non_sliding)
+        return made
+
+    return update
+
+
 def _max_memory(original: Any) -> Any:
     """``device_map="auto"`` fills the remote devices first. Integers name them, as they name all accelerators."""
     kind = devices.logical_device().type
@@ -73,6 +94,20 @@ def _max_memory(original: Any) -> Any:
         return {**remote, **original({place: size for place, size in named.items() if place not in remote})}
 
     return get_max_memory
+
+
+def _process_group(original: Any) -> Any:
+    """Processes that a launcher has started train together; accelerate would let each train alone."""
+    @functools.wraps(original)
+    def prepare(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None) -> Any:
+        chosen, kind = original(self, cpu, sagemaker_dp, backend)
+        if cpu or kind.name != "NO" or int(os.environ.get("WORLD_SIZE", "1")) < 2:  # more than one
+            return chosen, kind
+        # Its type for GPUs names devices by ranks; sharding requires that type, and does not name any.
+        is_sharded = os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+        return backend or "gloo", type(kind)["MULTI_GPU" if is_sharded else "MULTI_CPU"]
+
+    return prepare
 
 
 def _grad_scaler(device: torch.device, original: Any) -> Any:

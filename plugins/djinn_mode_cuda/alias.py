@@ -22,6 +22,7 @@ from djinn_mode_cuda import (
     process_groups,
     profiling,
     runtime_functions,
+    storages,
     tensors,
 )
 
@@ -45,6 +46,7 @@ def cuda_alias() -> Iterator[None]:
             _use_cpu(patches)
         kernels.register(patches)
         tensors.replace(patches)
+        storages.replace(patches)
         legacy_types.replace(patches)
         precision.replace(patches)
         compiling.replace(patches)

@@ -30,17 +30,17 @@ _NONE = (
     "empty_cache get_rng_state_all initial_seed is_bf16_supported is_initialized is_tf32_supported manual_seed "
     "manual_seed_all seed seed_all set_rng_state_all set_stream stream StreamContext"
 ).split()
-_MODULES = (torch.cuda, torch.cuda._utils, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
+_MODULES = (torch.cuda, torch.cuda._utils, torch.cuda.graphs, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
 """Modules that publish them; names that were imported from there earlier stay what they were."""
 _NEEDS_CUDA = (
     "CUDAGraph CUDAPluggableAllocator ExternalStream GreenContext MemPool _snapshot caching_allocator_alloc "
     "caching_allocator_delete caching_allocator_disabled caching_allocator_enable change_current_allocator check_error "
     "clock_rate cudart "
     "current_blas_handle current_solver_handle get_allocator_backend get_per_process_memory_fraction "
-    "get_stream_from_external get_sync_debug_mode graph graph_pool_handle host_memory_stats "
+    "get_stream_from_external graph graph_pool_handle host_memory_stats "
     "host_memory_stats_as_nested_dict list_gpu_processes make_graphed_callables memory_snapshot "
     "memory_usage power_draw reset_accumulated_host_memory_stats "
-    "reset_peak_host_memory_stats set_per_process_memory_fraction set_sync_debug_mode temperature use_mem_pool "
+    "reset_peak_host_memory_stats set_per_process_memory_fraction temperature use_mem_pool "
     "utilization"
 ).split()
 """Functions and classes of the process's own CUDA runtime."""
@@ -69,8 +69,44 @@ def replace(patches: Patches) -> None:
             if name in vars(module):
                 patches.set(module, name, item)
     patches.set(torch.cuda.nvtx, "_nvtx", _MARKERS)
+    for name in ("start", "stop"):
+        patches.set(torch.cuda.profiler, name, lambda: None)
+    for name in torch.cuda.tunable.__all__:
+        off = (lambda: False) if name.endswith("is_enabled") else _refusal(f"tunable.{name}")
+        patches.set(torch.cuda.tunable, name, off)
+    patches.set(remote.Stream, "cuda_stream", property(lambda self: self.stream_id))
+    patches.set(remote.Stream, "priority_range", staticmethod(lambda: (0, 0)))
+    modes = _SyncDebugMode()
+    patches.set(torch.cuda, "get_sync_debug_mode", modes.get)
+    patches.set(torch.cuda, "set_sync_debug_mode", modes.set)
 
 
+class _SyncDebugMode:
+    """What is to happen where the program waits: it is kept, and a warning says that it has no effect."""
+
+    def __init__(self) -> None:
+        self._mode = 0
+
+    def get(self) -> int:
+        """Return the mode: 0, 1 or 2."""
+        return self._mode
+
+    def set(self, debug_mode: int | str) -> None:
+        """Set the mode, by its number or name.
+
+        Raises:
+            RuntimeError: There is no such mode.
+        """
+        named = _SYNC_DEBUG_MODES.index(debug_mode) if debug_mode in _SYNC_DEBUG_MODES else debug_mode
+        if named not in range(len(_SYNC_DEBUG_MODES)):
+            raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
+        if named:
+            warnings.warn("torch.cuda.set_sync_debug_mode finds no waits for a remote device. djinn.stats() has them.",
+                          stacklevel=2)
+        self._mode = int(named)
+
+
+_SYNC_DEBUG_MODES = ("default", "warn", "error")
 _MARKERS = SimpleNamespace(
     **dict.fromkeys(("rangePushA", "rangePop", "rangeStartA"), lambda *_: _NOT_TRACKED),
     **dict.fromkeys(("rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"), lambda *_: None),

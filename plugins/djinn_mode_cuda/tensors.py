@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from djinn_lib_accelerator.patches import Patches
+from djinn_lib_run.imports import follow_imports
+from djinn_lib_sparse.tensor import LazySparse
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nested._internal.nested_tensor import NestedTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]  # missing from its __all__
 from torch.utils import _device
 
@@ -36,8 +40,11 @@ def replace(patches: Patches) -> None:
     patches.set(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
     patches.set(torch.Tensor, "is_pinned", _pin_memory(torch.Tensor.is_pinned))
     patches.set(torch.Tensor, "cuda", _cuda)
-    patches.set(torch.UntypedStorage, "cuda", _storage_cuda)
-    patches.set(LazyTensor, "is_cuda", property(lambda self: True))
+    for kind in (LazyTensor, LazySparse, NestedTensor):
+        patches.set(kind, "is_cuda", _IS_CUDA)
+    watch = follow_imports(("torch.distributed.tensor._api",),
+                           lambda module: patches.set(module.DTensor, "is_cuda", _IS_CUDA))
+    patches.on_close(sys.meta_path.remove, watch)
     patches.set(_device.DeviceContext, "__init__", _device_context(_device.DeviceContext.__init__))
     patches.set(FakeTensorMode, "dispatch", _dispatch_fake(FakeTensorMode.dispatch))
     patches.set(torch.jit, "load", _jit_load(torch.jit.load))
@@ -46,6 +53,9 @@ def replace(patches: Patches) -> None:
     registry = torch.serialization._package_registry
     torch.serialization.register_package(_PRIORITY, _tag, _load)
     patches.on_close(registry.remove, (_PRIORITY, _tag, _load))
+
+
+_IS_CUDA = property(lambda self: self.device.type == devices.logical_device().type)
 
 
 def _to(original: Any) -> Any:
@@ -79,10 +89,6 @@ def _pin_memory(original: Any) -> Any:
         return original(self, device)
 
     return call
-
-
-def _storage_cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    return torch.serialization.default_restore_location(self, str(with_device(device)))
 
 
 def _jit_load(original: Any) -> Any:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from djinn_lib_run.replacing import replaced
+from djinn_lib_run.report import RunReport
+from djinn_mode_accelerator.libraries import replacements
 from support.models.generate_modes import MODES, generated, grouped_query_llama
 
 import djinn
@@ -33,3 +36,14 @@ def test_generated_tensors_equal_eager(llama: Any, mode: str) -> None:
     assert len(home) == len(wanted)
     for mine, theirs in zip(home, wanted, strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("cache", ["offloaded", "offloaded_static"])
+def test_caches_are_offloaded_in_the_default_mode_of_a_run(llama: Any, cache: str) -> None:
+    tokens = torch.tensor([[3, 5, 7, 11]])
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    wanted = llama.to("cpu").generate(tokens, **options)
+    with replaced(replacements(torch.device("remote_accelerator:0")), RunReport()):
+        model = llama.to("remote_accelerator:0")
+        got = model.generate(tokens.to("remote_accelerator:0"), cache_implementation=cache, **options)
+    assert got.tolist() == wanted.tolist()

@@ -78,6 +78,34 @@ def test_cuda_is_the_remote_device_wherever_it_is_named(code: str) -> None:
     assert made.is_cuda
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning", "ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("code", [
+    'torch.UntypedStorage(4, device="cuda").is_cuda', 'torch.UntypedStorage([1, 2], device="cuda").tolist() == [1, 2]',
+    'torch.TypedStorage(2, dtype=torch.float32, device="cuda").is_cuda', "torch.cuda.FloatStorage(2).is_cuda",
+    "torch.ones(2).cuda().storage().is_cuda", "torch.ones(2).cuda().untyped_storage().cuda().is_cuda",
+    "torch.ones(2).storage().cuda().tolist() == [1.0, 1.0]", "not torch.ones(2).storage().is_cuda",
+    "torch.eye(2).cuda().to_sparse().is_cuda", "not torch.eye(2).to_sparse().is_cuda",
+    'torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged, device="cuda").is_cuda',
+    "torch.cuda.current_stream().cuda_stream == 0", "len(torch.cuda.Stream.priority_range()) == 2",
+    "torch.cuda.profiler.start() is torch.cuda.profiler.stop() is None", "torch.cuda.tunable.is_enabled() is False",
+    "torch.nn.parallel.scatter(torch.ones(2), [0])[0].is_cuda",
+    "torch.nn.parallel.replicate(torch.nn.Linear(2, 1).cuda(), [0])[0].weight.is_cuda",
+    "torch.nn.parallel.gather([torch.ones(1).cuda(), torch.zeros(1).cuda()], 0).tolist() == [1.0, 0.0]",
+    "torch.nn.parallel.data_parallel(torch.nn.Linear(2, 1).cuda(), torch.ones(3, 2), [0]).shape == (3, 1)"])
+def test_what_programs_ask_of_cuda_holds(code: str) -> None:
+    assert eval(code)
+
+
+def test_waits_are_not_found_by_the_debug_mode() -> None:
+    assert torch.cuda.get_sync_debug_mode() == 0
+    with pytest.warns(UserWarning, match="finds no waits"):
+        torch.cuda.set_sync_debug_mode("error")
+    assert torch.cuda.get_sync_debug_mode() == 2
+    torch.cuda.set_sync_debug_mode(0)
+    with pytest.raises(RuntimeError, match="invalid value of debug_mode"):
+        torch.cuda.set_sync_debug_mode("all")
+
+
 def test_the_default_device_can_be_cuda() -> None:
     with torch.device("cuda"):
         made = [torch.ones(1), torch.tensor([1.0]), torch.nn.Linear(1, 1).weight]

@@ -9,6 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from djinn_lib_run.replacing import replaced
+from djinn_lib_run.report import RunReport
+from djinn_mode_accelerator.libraries import replacements
 from support.processes.warm import run_djinn, run_python
 
 PROGRAM = textwrap.dedent("""
@@ -44,7 +48,7 @@ PROGRAM = textwrap.dedent("""
         dist.all_to_all_single(swapped, here)
         objects = [None, None]
         dist.all_gather_object(objects, here)
-        dist.barrier()
+        dist.barrier(device_ids=[rank])
         return [gathered, scattered, swapped, *objects]
 
     def trained(kind, change, accumulated=1):
@@ -130,3 +134,15 @@ def test_the_device_computes_what_the_cpu_does(printed: list[list[str]], name: s
 
 def test_the_device_has_a_default_backend(printed: list[list[str]]) -> None:
     assert all("backend gloo" in lines for lines in printed)
+
+
+@pytest.mark.parametrize(("is_sharded", "processes", "chosen"), [
+    ("false", "2", ("gloo", "MULTI_CPU")), ("true", "2", ("gloo", "MULTI_GPU")), ("false", "1", (None, "NO"))])
+def test_processes_that_a_launcher_starts_train_together(monkeypatch: pytest.MonkeyPatch, is_sharded: str,
+                                                         processes: str, chosen: tuple[str | None, str]) -> None:
+    state = pytest.importorskip("accelerate.state")
+    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": processes, "ACCELERATE_USE_FSDP": is_sharded}.items():
+        monkeypatch.setenv(name, value)
+    with replaced(replacements(torch.device("remote_accelerator:0")), RunReport()):
+        backend, kind = state.PartialState._prepare_backend(None)
+    assert (backend, kind.name) == chosen
