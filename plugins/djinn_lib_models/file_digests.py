@@ -117,7 +117,7 @@ def _read(file: FileIO, count: int, *digests: hashlib._Hash) -> None:
 
 def part_digest() -> hashlib._Hash:
     """Return what digests a part of a file."""
-    return hashlib.new("blake2b", digest_size=32)
+    return hashlib.sha256()
 
 
 def _is_reliable(identity: FileIdentity, now_ns: int) -> bool:
