@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from djinn_lib_schedule.wishes import wishes_of
 from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 
 from djinn.ir.program import ProgramLayout
+from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature, Tape
 from djinn.ir.value import Slot
 from djinn.kinds import Backend, Classifier, Connection, OpenBackend, SubmissionCache
@@ -41,6 +43,7 @@ MAX_RULES = 8192
 """Signatures whose rule is remembered."""
 MAX_SEGMENTS = 512
 """Repeated segments whose effects are remembered."""
+_Kind: TypeAlias = tuple[Any, ...]
 _Place: TypeAlias = tuple[int, int]
 """Position of a node, and of one of its operands or results."""
 _Effects: TypeAlias = tuple[tuple[_Place, ...], tuple[tuple[_Place, _Place], ...], bool]
@@ -87,7 +90,10 @@ class KnowingBackend(BackendWrapper):
         self._takes_reals = False
         self._welcomes: list[Welcome] = []
         self._rules: dict[Signature, Rule] = {}
+        self._alike: dict[_Kind, Rule] = {}
         self._effects: dict[int, tuple[Sequence[Node], _Effects]] = {}
+        self._looked_at = 0, 0
+        """How many released values were looked at, and the last of them."""
         self._seen = 0
         """How many nodes were seen: all that were taken off the tape, and those that were on it then."""
         self._computed = 0
@@ -198,10 +204,22 @@ class KnowingBackend(BackendWrapper):
     def _look(self) -> None:
         """Look at the nodes that were recorded since the last time, and at the values that died."""
         # First: whatever uses or makes a value that is dead by now is on the tape already.
-        dead = [*self._released, *self._companions.freed()]
+        dead = [*self._newly_released(), *self._companions.freed()]
         self._follow()
         self._known.release(dead)
         self._answers.died(dead)
+
+    def _newly_released(self) -> list[int]:
+        """List the values that died since the last time; whoever sends them takes them from the left."""
+        released, (count, last) = self._released, self._looked_at
+        try:
+            start = count if count and released[count - 1] == last else 0
+        except IndexError:
+            start = 0
+        found = [*islice(released, start, None)]
+        if found:
+            self._looked_at = start + len(found), found[-1]
+        return found
 
     def _follow(self) -> None:
         """Look at the nodes that were recorded since the last time."""
@@ -243,6 +261,7 @@ class KnowingBackend(BackendWrapper):
             self._welcomes = welcomes
             self._takes_reals = self._known.computes_alike = all(map(computes_alike, welcomes))
             self._rules.clear()
+            self._alike.clear()
             self._known.clear()
 
     def _rule(self, signature: Signature) -> Rule:
@@ -250,8 +269,16 @@ class KnowingBackend(BackendWrapper):
         if rule is None:
             if len(self._rules) >= MAX_RULES:
                 self._rules.clear()
-            rule = self._rules[signature] = rule_of(
-                signature, COMPUTED_LIMIT * self._limit_bytes, self._hides, takes_reals=self._takes_reals)
+            # A loop over the elements of a tensor makes signatures that differ only in where these begin.
+            kind = (signature.template_number, signature.is_random, _layouts(signature.operands),
+                    _layouts(signature.results))
+            rule = self._alike.get(kind)
+            if rule is None:
+                if len(self._alike) >= MAX_RULES:
+                    self._alike.clear()
+                rule = self._alike[kind] = rule_of(
+                    signature, COMPUTED_LIMIT * self._limit_bytes, self._hides, takes_reals=self._takes_reals)
+            self._rules[signature] = rule
         return rule
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
@@ -316,6 +343,10 @@ def open_knowing(opens: OpenBackend, classifier: Classifier, limit_bytes: int, t
     kind = PlacingKnowingBackend if isinstance(plain, SupportsPlacement) else KnowingBackend
     hides = classifier.hides_effects if isinstance(classifier, SupportsEffects) else None
     return kind(plain, tape, released, hides, limit_bytes, takes_reals=takes_reals)
+
+
+def _layouts(specs: Sequence[TensorSpec | None]) -> tuple[Any, ...]:
+    return tuple([None if spec is None else (spec.dtype, spec.size, spec.stride) for spec in specs])
 
 
 def _hides_nothing(_: torch._ops.OpOverload) -> bool:

@@ -202,11 +202,16 @@ def absorbed(operator: str, operand: torch.Tensor, result: TensorSpec) -> int | 
 
 def has_exact_numbers(node: Node) -> bool:
     """Whether devices round no number of a call differently: all are integers, or one operand or result is real."""
+    if not node.numbers:
+        return True
     signature = node.signature
-    reals = [spec for spec in (*signature.operands, *filter(None, signature.results)) if spec.dtype not in _INTEGERS]
-    if _name_of(signature) == "arange" and reals:
-        return all(_is_integer(number) and abs(number) < _MOST_EXACT for number in node.numbers)
-    return bool(reals) or all(map(_is_integer, node.numbers))
+    are_integers = all(map(_is_integer, node.numbers))
+    if are_integers and not signature.template.operator.startswith("aten::arange"):
+        return True
+    has_reals = any(spec.dtype not in _INTEGERS for spec in (*signature.operands, *filter(None, signature.results)))
+    if has_reals and _name_of(signature) == "arange":
+        return are_integers and all(abs(number) < _MOST_EXACT for number in node.numbers)
+    return has_reals or are_integers
 
 
 def gives_new_shapes(signature: Signature) -> bool:

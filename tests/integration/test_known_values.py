@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from djinn_known_values.answers import RememberedAnswers
 from support.models import gpt2
 
 import djinn
@@ -241,6 +243,28 @@ def test_what_uploaded_masks_and_counts_choose_costs_no_trip(chosen: Any) -> Non
     wanted = made("cpu")
     assert (trips, got.shape, got.stride()) == (0, wanted.shape, wanted.stride())
     assert torch.equal(got.cpu(), wanted)
+
+
+@pytest.mark.parametrize("place", ["from here", "made there"])
+def test_a_loop_over_elements_looks_at_no_value_again_and_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = torch.randint(0, 3, (3, 3))
+    index = here.to(DEVICE) if place == "from here" else here.to(DEVICE).float().add(0.5).long()
+    looked: list[int] = []
+    died = RememberedAnswers.died
+    monkeypatch.setattr(RememberedAnswers, "died", lambda self, dead: (looked.extend(dead), died(self, looked[-1:])))
+    made, source, wanted = torch.zeros(3, 3, device=DEVICE), torch.rand(3, 3, device=DEVICE), torch.zeros(3, 3)
+    elements = [(row, column) for row in range(3) for column in range(3)]
+
+    def add() -> None:
+        for row, column in elements:
+            made[(index[row, column], column)] += source[row, column]
+
+    trips, _ = _trips_of(add)
+    assert trips <= 2 * (place == "made there"), "one index, and then all"
+    assert max(Counter(looked).values()) <= 2, "when it dies, and when it is freed"
+    for row, column in elements:
+        wanted[here[row, column], column] += source.cpu()[row, column]
+    assert torch.equal(made.cpu(), wanted)
 
 
 def test_a_repetition_of_given_length_asks_for_nothing() -> None:
