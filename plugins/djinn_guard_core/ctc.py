@@ -6,9 +6,12 @@ from typing import Any
 
 import torch
 
-from djinn_guard_core.preconditions import Named, expect, has_elements, numel_is, within
+from djinn_guard_core.preconditions import Named, expect, expect_as_eager, has_elements, numel_is, within
 
 __all__ = ("ctc_loss", "ctc_loss_backward")
+
+_CHECKING = " (while checking arguments for ctc_loss_allocate_outputs)"
+"""How PyTorch's messages about these arguments end."""
 
 
 def ctc_loss(named: Named) -> None:
@@ -20,19 +23,37 @@ def ctc_loss(named: Named) -> None:
     if not _are_known(named):
         return
     inputs, wanted = _lengths(named["input_lengths"]), _lengths(named["target_lengths"])
-    expect(len(inputs) == len(wanted) == batch, f"{len(inputs)} and {len(wanted)} lengths of {batch} sequences")
-    expect(all(0 <= length <= steps for length in inputs), f"input_lengths beyond {steps}")
-    expect(all(length >= 0 for length in wanted), "negative target_lengths")
+    for name, lengths in (("input_lengths", inputs), ("target_lengths", wanted)):
+        expect_as_eager(len(lengths) == batch, f"{name} must be of size batch_size")
+    expect_as_eager(0 <= named["blank"] < classes, "blank must be in label range")
+    _expect_lengths("target_lengths", wanted)
     if targets.dim() == 2:
-        expect(targets.shape[0] == batch and max(wanted, default=0) <= targets.shape[1], "targets does not fit")
+        _expect_size(targets, 0, batch, exactly=True)
+        _expect_size(targets, 1, max(wanted, default=0))
     else:
-        expect(targets.dim() == 1 and sum(wanted) <= targets.numel(), "targets does not fit")
-    expect(0 <= named["blank"] < classes, "blank is no class")
+        expect_as_eager(targets.dim() == 1, f"Expected 1 to 2 dimensions, but got {targets.dim()}-dimensional tensor "
+                                            f"for argument #2 'targets'{_CHECKING}")
+        _expect_size(targets, 0, sum(wanted), exactly=True)
+    _expect_lengths("input_lengths", inputs, steps)
     # Targets beyond their length are padding, which no kernel reads.
     rows = targets.unsqueeze(0) if targets.dim() == 1 else targets
     reach = [sum(wanted)] if targets.dim() == 1 else wanted
     for row, length in zip(rows, reach, strict=True):
         within({"targets": row[:length]}, "targets", 0, classes)
+
+
+def _expect_lengths(name: str, lengths: list[int], most: int | None = None) -> None:
+    for length in lengths:
+        expect_as_eager(length >= 0, f"Expected {name} to have value at least 0, but got value {length}{_CHECKING}")
+        expect_as_eager(most is None or length <= most,
+                        f"Expected {name} to have value at most {most}, but got value {length}{_CHECKING}")
+
+
+def _expect_size(targets: torch.Tensor, dim: int, size: int, *, exactly: bool = False) -> None:
+    found = targets.shape[dim]
+    expect_as_eager(found == size or (found > size and not exactly),
+                    f"Expected tensor to have size {'' if exactly else 'at least '}{size} at dimension {dim}, but got "
+                    f"size {found} for argument #2 'targets'{_CHECKING}")
 
 
 def _are_known(named: Named) -> bool:

@@ -129,8 +129,9 @@ class UploadingInterop(HostInterop):
         made = self._session.upload(tensor) if tensor.layout is torch.strided else sparse.uploaded(tensor)
         if version >= 0:
             uploaded = self._uploaded
-            is_counted = isinstance(tensor, torch.nn.Parameter) or tensor.nbytes > _LARGEST_STATISTICS_BYTES
-            content = None if is_counted or tensor.layout is not torch.strided else tensor.detach().clone()
+            is_counted = isinstance(tensor, torch.nn.Parameter) or tensor.layout is not torch.strided or (
+                tensor.nbytes > _LARGEST_STATISTICS_BYTES)
+            content = None if is_counted else tensor.detach().clone()
             there = weakref.ref(tensor, lambda _: uploaded.pop(key, None))
             self._uploaded[key] = _Upload(there, version, made, content)
         return made

@@ -242,6 +242,21 @@ def _stack(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                                   dim + tensors[0].dim() + 1 if dim < 0 else dim), {})
 
 
+def _select(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Select a row or column; eager gives that of a compressed matrix as one in coordinates."""
+    sparse, *place = args
+    is_compressed = sparse.layout in (torch.sparse_csr, torch.sparse_csc) and sparse.dim() == 2
+    return _carried_out(operator, (sparse.to_sparse() if is_compressed else sparse, *place), kwargs)
+
+
+def _angle(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    sparse = args[0]
+    if sparse.layout is torch.sparse_coo:
+        return _carried_out(operator, args, kwargs)
+    *indices, values = sparse._parts
+    return made_of(sparse.layout, [*indices, aten.angle.default(values)], sparse.shape, is_unique=sparse._is_unique)
+
+
 def _alias(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LazySparse:
     return same_parts(args[0])
 
@@ -270,6 +285,8 @@ _HANDLERS: Mapping[Any, Handler] = {
     aten.clone.default: _clone,
     aten.mul_.Tensor: _mul_,
     aten.stack.default: _stack,
+    aten.select.int: _select,
+    aten.angle.default: _angle,
     **making.HANDLERS,
     aten.sum.dim_IntList: _sum,
     **dict.fromkeys((aten.detach.default, aten.alias.default, aten.lift_fresh.default), _alias),

@@ -290,3 +290,25 @@ def test_the_degree_of_a_polynomial_may_be_an_unsigned_integer(dtype: torch.dtyp
     x, degree = torch.tensor([0.5, 2.0]), torch.tensor([3, 2], dtype=dtype)
     wanted = torch.special.chebyshev_polynomial_t(x, degree)
     assert torch.equal(torch.special.chebyshev_polynomial_t(x.to(REMOTE), degree.to(REMOTE)).cpu(), wanted)
+
+
+LENGTHS: list[tuple[Any, list[int], list[int], int]] = [
+    ([[1, 2], [1, 1]], [9, 5], [2, 2], 0), ([[1, 2], [1, 1]], [5, -1], [2, 2], 0),
+    ([[1, 2], [1, 1]], [5, 5], [2, -1], 0), ([[1, 2], [1, 1]], [5], [2, 2], 0), ([[1, 2], [1, 1]], [5, 5], [2], 0),
+    ([[1, 2]], [5, 5], [2, 2], 0), ([[1, 2], [1, 1]], [5, 5], [2, 3], 0), ([1, 2, 1], [5, 5], [2, 2], 0),
+    ([[1, 2], [1, 1]], [5, 5], [2, 2], 7), ([[[1, 2]]], [5, 5], [2, 2], 0),
+]
+
+
+@pytest.mark.parametrize(("targets", "inputs", "wanted", "blank"), LENGTHS)
+def test_a_ctc_loss_that_does_not_fit_is_refused_in_eagers_words(
+    targets: Any, inputs: list[int], wanted: list[int], blank: int
+) -> None:
+    texts = []
+    for device in ("cpu", "remote_accelerator:0"):
+        scores = torch.zeros(5, 2, 4, device=device).log_softmax(-1)
+        with pytest.raises(RuntimeError) as caught:
+            F.ctc_loss(scores, torch.tensor(targets, device=device), torch.tensor(inputs), torch.tensor(wanted),
+                       blank).tolist()
+        texts.append(str(caught.value).partition("\n")[0])
+    assert texts[0] == texts[1]

@@ -230,8 +230,13 @@ def refusals(device: str) -> Any:
         lambda: sparse + torch.sparse_coo_tensor(torch.tensor([[0], [0]]), torch.ones(1), (5, 5), device=device))]
 
 
-@programs(constructors, made_like, conversions, conversions_of_batches, lacking, products, arithmetic, writes, rows,
-          gradients, texts)
+def compressed_rows(device: str) -> Any:
+    found = [matrix(device).to_sparse(layout=layout) for layout in (torch.sparse_csr, torch.sparse_csc)]
+    return [parts(made) for sparse in found for made in (sparse[0], sparse.select(1, 1), sparse.angle())]
+
+
+@programs(compressed_rows, constructors, made_like, conversions, conversions_of_batches, lacking, products, arithmetic,
+          writes, rows, gradients, texts)
 def test_sparse_tensors_do_what_they_do_in_eager(program: Program) -> None:
     assert_same(program)
 
