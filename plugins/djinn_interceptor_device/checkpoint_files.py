@@ -203,7 +203,8 @@ def _found(path: str, where: Mapping[str, Any], device: str, look_here: Callable
         return look_here()
     except OSError as error:
         if (found := _named(path, where, device)) is None:
-            error.add_note(f"The server has no model of the name {path} either: see djinn.models.list().")
+            error.add_note(f"The server has no model of the name {path} either: see djinn.models.list(). A gated one "
+                           "is only there for sessions whose token names it.")
             raise
         return found
 

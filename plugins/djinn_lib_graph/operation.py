@@ -41,7 +41,9 @@ class OperationName(str):
         return OperationName, (str(self),)
 
 
-@cache
 def operation_name(text: str) -> OperationName:
     """Return the name of an operation, the same object each time."""
-    return OperationName(text)
+    return _made(text)
+
+
+_made = cache(OperationName)

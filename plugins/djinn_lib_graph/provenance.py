@@ -350,9 +350,9 @@ class ModuleTracker:
                 info = self._names.get(slot.number)
                 if info is not None and info.kind != "input":
                     found[f"v{slot.number}"] = info
-        for value, spec in returned.values.items() if returned else ():
+        for value, known in returned.values.items() if returned else ():
             if int(value[1:]) not in produced:
-                found.setdefault(value, self._names.get(int(value[1:])) or ValueInfo(spec=spec))
+                found.setdefault(value, self._names.get(int(value[1:])) or ValueInfo(spec=known))
         return found
 
 

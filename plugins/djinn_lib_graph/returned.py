@@ -40,7 +40,7 @@ class _Tree:
 class _Shell:
     """An object of any other class: its content, if its class is derived from a container, and its attributes."""
 
-    kind: type
+    kind: Any
     content: Any = None
     attributes: dict[str, Any] = attrs.field(factory=dict)
 

@@ -75,7 +75,7 @@ def _is_held(tensors: list[Any], position: int) -> bool:
 def _holders(tensors: list[Any], position: int) -> int:
     """Count who holds a tensor in Python. If PyTorch itself holds it as well, that is one reference."""
     with torch._C.DisableTorchFunctionSubclass():
-        is_shared = tensors[position]._use_count() > 1
+        is_shared: bool = tensors[position]._use_count() > 1
     return sys.getrefcount(tensors[position]) - is_shared
 
 

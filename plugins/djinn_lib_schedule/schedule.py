@@ -214,7 +214,7 @@ _SWITCHES = {"enable_fusion": "", "enable_compilation": "compilation", "enable_p
 """The switches of earlier documents, and the flags that they set."""
 
 
-@attrs.frozen(init=False)
+@attrs.frozen
 class ExecutionSchedule:
     """Where the nodes of a graph run, and in which order.
 
@@ -224,11 +224,11 @@ class ExecutionSchedule:
     ``enable_pipelining`` set flags, and ``enable_fusion`` is refused.
     """
 
-    order: tuple[str, ...] = attrs.field(converter=tuple)
+    order: tuple[str, ...]
     """Node identifiers in execution order."""
     devices: Mapping[str, str]
     """Device of each node."""
-    transfers: tuple[Transfer, ...] = attrs.field(default=(), converter=tuple)
+    transfers: tuple[Transfer, ...] = ()
     """Values that must move, in no particular order."""
     scheduler: str = ""
     """Name of the scheduler that created it."""
@@ -256,30 +256,6 @@ class ExecutionSchedule:
     """The scheduled graph, if it is kept; `djinn.execute` needs it."""
     device_infos: tuple[DeviceInfo, ...] = attrs.field(default=(), eq=False, repr=False)
     """The devices as known when it was created, if that is kept; `djinn.explain` uses them."""
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        is_earlier = bool(given) and isinstance(given[0], Mapping)
-        names = (*_EARLIER, *_SWITCHES) if is_earlier else tuple(field.name for field in attrs.fields(type(self)))
-        if len(given) > len(names):
-            raise TypeError(f"ExecutionSchedule takes {len(names)} arguments, and {len(given)} were given.")
-        fields: dict[str, Any] = {}
-        flags: set[str] = set()
-        for name, value in (*zip(names, given, strict=False), *named.items()):
-            field = _EARLIER.get(name, name)
-            if field in fields:
-                raise TypeError(f"ExecutionSchedule was given {field!r} twice.")
-            if name not in _SWITCHES:
-                fields[field] = value
-            elif value and not _SWITCHES[name]:
-                raise ScheduleError("Fused kernels round differently from eager PyTorch, so nothing is fused.",
-                                    hint="Leave enable_fusion out.")
-            elif value:
-                flags.add(_SWITCHES[name])
-        if flags:
-            fields["flags"] = frozenset(fields.get("flags", ())) | flags
-        if "caching" in fields:
-            fields["caching"] = {value: CachingPolicy(policy) for value, policy in fields["caching"].items()}
-        self.__attrs_init__(**fields)
 
     @property
     def device_assignments(self) -> Mapping[str, str]:
@@ -315,3 +291,36 @@ class ExecutionSchedule:
     def enable_pipelining(self) -> bool:
         """Whether the graph is to be submitted in pieces, while it is recorded."""
         return "pipelining" in self.flags
+
+
+_construct = ExecutionSchedule.__init__
+
+
+def _initialize(self: ExecutionSchedule, *given: Any, **named: Any) -> None:
+    """Translate the names of earlier documents, and their order."""
+    is_earlier = bool(given) and isinstance(given[0], Mapping)
+    names = (*_EARLIER, *_SWITCHES) if is_earlier else tuple(field.name for field in attrs.fields(type(self)))
+    if len(given) > len(names):
+        raise TypeError(f"ExecutionSchedule takes {len(names)} arguments, and {len(given)} were given.")
+    fields: dict[str, Any] = {}
+    flags: set[str] = set()
+    for name, value in (*zip(names, given, strict=False), *named.items()):
+        field = _EARLIER.get(name, name)
+        if field in fields:
+            raise TypeError(f"ExecutionSchedule was given {field!r} twice.")
+        if name not in _SWITCHES:
+            fields[field] = value
+        elif value and not _SWITCHES[name]:
+            raise ScheduleError("Fused kernels round differently from eager PyTorch, so nothing is fused.",
+                                hint="Leave enable_fusion out.")
+        elif value:
+            flags.add(_SWITCHES[name])
+    if flags:
+        fields["flags"] = frozenset(fields.get("flags", ())) | flags
+    fields.update({name: tuple(fields[name]) for name in ("order", "transfers") if name in fields})
+    if "caching" in fields:
+        fields["caching"] = {value: CachingPolicy(policy) for value, policy in fields["caching"].items()}
+    _construct(self, **fields)
+
+
+ExecutionSchedule.__init__ = _initialize  # type: ignore[method-assign]  # the generated one is what checkers see
