@@ -188,7 +188,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
     Autograd's guards call `type_` from destructors that must not fail, even while a Python exception propagates from a
     hook or an operation. No callable can return a result while an exception is pending, so the destructor would fail
     and abort the process. Therefore `type_` first takes the exception, and it is raised again at the call of the
-    backward pass (`djinn_interceptor_device.functions.run_backward`). No line of Python may run before that: a
+    backward pass (`djinn_interceptor_device.gradients.adapt_backward_passes`). No line of Python may run before that: a
     debugger's or a coverage tool's trace function would be called for it, and fail. No line may run without a pending
     exception, either, because that happens when an operation records a gradient: Ctrl-C would raise there.
 

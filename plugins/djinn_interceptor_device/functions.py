@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from threading import get_ident
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # PyTorch's own name for it
 
 from djinn.kinds.interceptor import FunctionHandler
-from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import (
@@ -102,19 +100,9 @@ def record_stream(function: Callable[..., Any], args: tuple[Any, ...], kwargs: d
 
 
 def run_backward(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a backward pass in the caller's thread; raise what a device guard took over (see `backend.DeviceGuard`).
-
-    Autograd has one thread for each device that existed at the process's first backward pass. This device may have been
-    registered later, and its operations are only recorded, so a separate thread would have no benefit.
-    """
-    try:
-        with interrupts, _without_functions(), torch.autograd.set_multithreading_enabled(False):
-            return function(*args, **kwargs)
-    except SystemError:
-        taken = pending_errors.pop(get_ident(), None)
-        if taken is None:
-            raise
-        raise taken from None
+    """Run a backward pass, in which Ctrl-C raises where it can."""
+    with interrupts, _without_functions():
+        return function(*args, **kwargs)
 
 
 def has_compatible_shallow_copy_type(

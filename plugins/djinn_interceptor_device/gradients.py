@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from djinn.ir.spec import tensors_in
 from djinn.record import devices
+from djinn.record.dispatcher import pending_errors
 from djinn.record.tensor import HostGradientError, LazyTensor, MixedGradientError
 from djinn.session import runtime
 from djinn_interceptor_device.optimizer_roles import state_roles
@@ -73,24 +76,37 @@ def _again(move: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
     return handle
 
 
-def run_hooks_with_functions() -> None:
-    """Let backward passes of lazy tensors run hooks and functions of Python as forward passes do.
+def adapt_backward_passes() -> None:
+    """Let backward passes run hooks and functions of Python as forward passes do, and raise what ended them.
 
-    A handler starts such a pass while ``__torch_function__`` is disabled, and PyTorch would leave it disabled for
-    hooks, recomputation and custom functions: storages would be those of a wrapper without memory, and composites
+    A handler starts a pass of lazy tensors without ``__torch_function__``, and PyTorch would leave it disabled
+    for hooks, recomputation and custom functions: storages would be those of a wrapper without memory, and composites
     would be decomposed that a forward pass keeps whole.
+
+    All of a pass runs in the caller's thread, also one that begins at a wrapper of ``torch.func`` or at an ordinary
+    tensor. Autograd has one thread for each device that existed at the process's first pass. This device may have been
+    registered later, its operations are only recorded, and a device guard takes over the errors of its own thread (see
+    `djinn_interceptor_device.backend.DeviceGuard`).
     """
     changed: Any = torch.autograd
-    changed._engine_run_backward = _with_functions(changed._engine_run_backward)
+    changed._engine_run_backward = _adapted(changed._engine_run_backward)
 
 
-def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+def _adapted(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def engine_run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(item, LazyTensor) for item in outputs):
+        if not runtime.is_initialized():
             return original(outputs, *args, **kwargs)
-        with torch._C._EnableTorchFunction():
-            return original(outputs, *args, **kwargs)
+        is_lazy = any(isinstance(item, LazyTensor) for item in outputs)
+        try:
+            with torch.autograd.set_multithreading_enabled(False), (
+                    torch._C._EnableTorchFunction() if is_lazy else nullcontext()):
+                return original(outputs, *args, **kwargs)
+        except SystemError:
+            taken = pending_errors.pop(get_ident(), None)
+            if taken is None:
+                raise
+            raise taken from None
 
     return engine_run_backward
 

@@ -108,7 +108,7 @@ class DeviceInterceptor:
             storage_references.install()
             profiling.install()
             gradients.notice_optimizers()
-            gradients.run_hooks_with_functions()
+            gradients.adapt_backward_passes()
             process_switches.install()
             process_groups.install(DEVICE_NAME)
             use_interrupt_handler(interrupts)

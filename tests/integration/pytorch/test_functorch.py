@@ -315,3 +315,38 @@ def test_a_shortcut_is_not_taken_with_zeros_that_are_known_to_be_zero(mode: Any)
         for _ in range(3):
             assert (torch.zeros_like(steep) * steep).isnan().all()
             assert (zero * steep).tolist() == [0.0, 0.0, 0.0]
+
+
+def _cholesky(a: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.cholesky(-torch.diag(a)).sum()
+
+
+def _far_from_half(a: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(a, torch.full_like(a, 0.5))
+
+
+@pytest.mark.parametrize("function", [_cholesky, _far_from_half])
+@pytest.mark.parametrize("transform", [
+    func.grad, func.jacrev, lambda f: func.jacfwd(func.grad(f)), func.hessian,
+    lambda f: lambda x: func.jvp(func.grad(f), (x,), (x,)), lambda f: lambda x: func.vmap(func.grad(f))(x[None]),
+    lambda f: func.grad(lambda x: func.grad(f)(x).sum())], ids=[
+    "grad", "jacrev", "jacfwd of grad", "hessian", "jvp of grad", "vmap of grad", "grad of grad"])
+def test_errors_below_a_transform_are_those_of_eager(transform: Any, function: Any) -> None:
+    def found(device: str) -> Any:
+        try:
+            return transform(function)(torch.ones(3, device=device)).tolist()
+        except Exception as error:
+            return type(error), str(error).partition("\n")[0]
+
+    assert found("remote_accelerator") == found("cpu")
+
+
+def test_errors_of_a_pass_that_begins_at_an_ordinary_tensor_are_raised() -> None:
+    def refuse(gradient: torch.Tensor) -> torch.Tensor:
+        raise KeyError("refused")
+
+    x = torch.ones(3, device="remote_accelerator").requires_grad_()
+    y = x * 2
+    y.register_hook(refuse)
+    with pytest.raises(KeyError, match="refused"):
+        y.sum().cpu().backward()
