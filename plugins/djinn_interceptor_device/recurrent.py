@@ -46,7 +46,8 @@ def layers(mode: int, by_input: torch._ops.OpOverload, by_data: torch._ops.OpOve
                 data, sizes, hx, *rest = args
                 if fuses and bool((sizes == sizes[0]).all()) and _takes_fused_layers(data, hx):
                     # Nothing is padded, and eager computes the whole sequences.
-                    output, *states = _fused_stack(data.unflatten(0, (len(sizes), -1)), hx, *rest, False)
+                    whole: tuple[Any, ...] = data.unflatten(0, (len(sizes), -1)), hx, *rest, False
+                    output, *states = _fused_stack(*whole)
                     return output.flatten(0, 1), *states
                 return _packed_stack(mode if is_on_cpu else None, by_data, *args)
             return _fused_stack(*args) if fuses and _takes_fused_layers(*args[:2]) else _stack(by_input, *args)

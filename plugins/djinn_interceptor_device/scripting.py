@@ -69,7 +69,7 @@ def _reading(read: Callable[..., Any], place: int) -> Callable[..., Any]:
         device = given[place] if place < len(given) else None
         if not _is_remote(device):
             return read(*given, **kwargs)
-        where = devices.checked_device(torch.device(device))
+        where = devices.checked_device(torch.device(device))  # type: ignore[arg-type]  # a device, as was just found
         known = {function.qualified_name for function in unit.get_functions()}
         module = read(*given[:place], _CPU, *given[place + 1:], **kwargs)
         move = _Move(where)
@@ -120,7 +120,7 @@ class _Clones(TorchDispatchMode):
     """Gives PyTorch another tensor where it asks for a clone."""
 
     def __init__(self, clone: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped there
         self._clone = clone
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
