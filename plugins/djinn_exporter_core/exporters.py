@@ -10,6 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import attrs
 from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.documents import text_of
 
 _HEAD = '<?xml version="1.0" encoding="utf-8"?>\n<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
 _NOTHING = frozenset({"", "{}", "[]", "null"})
@@ -78,4 +79,4 @@ def _plain(value: Any) -> Any:
     """Convert a value that JSON cannot represent."""
     if attrs.has(type(value)):
         return attrs.asdict(value, recurse=False)
-    return dict(value) if isinstance(value, Mapping) else str(value)
+    return dict(value) if isinstance(value, Mapping) else text_of(value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.documents import text_of
 from djinn_lib_graph.graph import Graph, GraphNode, node_of
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.metadata import DataResidency, SemanticMetadata, WorkloadProfile
@@ -141,7 +142,7 @@ def _plain(value: Any) -> Any:
         return _facts(value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [_plain(item) for item in value]
-    text = str(value)
+    text = text_of(value)
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ..."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -104,6 +105,7 @@ def _reader() -> cattrs.Converter:
     return made
 
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+\b")
 _FREE: Mapping[type, tuple[str, ...]] = {
     GraphNode: ("arguments", "keywords", "metadata"),
     PatternMatch: ("hints", "metadata"),
@@ -133,7 +135,7 @@ def _plain(value: Any) -> Any:
         return {}
     if isinstance(value, Mapping):
         return {_escaped(str(key)): _plain(item) for key, item in value.items()}
-    return str(value)
+    return text_of(value)
 
 
 def _rich(value: Any, _: Any = None) -> Any:
@@ -167,3 +169,8 @@ def _tuple(values: Any, _: Any = None) -> tuple[Any, ...]:
     if not isinstance(values, list):
         raise TypeError("the arguments are no list")
     return tuple(map(_rich, values))
+
+
+def text_of(value: Any) -> str:
+    """Return the text of any value without the addresses of objects, so that files of equal graphs are equal."""
+    return _ADDRESS.sub("", str(value))

@@ -16,6 +16,7 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "writes-nothing": ("exporter.one_file", set()),
     "leaves-more": ("exporter.one_file", set()),
     "counts": ("exporter.deterministic", {"exporter.replaces"}),
+    "addresses": ("exporter.deterministic", set()),
     "overwrites": ("exporter.replaces", set()),
     "scribbles": ("exporter.graph_unchanged", {"exporter.deterministic", "exporter.replaces"}),
     "ascii-only": ("exporter.any_graph", {"exporter.one_file", "exporter.deterministic", "exporter.replaces",
@@ -40,6 +41,8 @@ class _Exporter:
             _depth(len(annotated.nodes))
         written = [f"{node.operation} {annotated.nodes[node.id].semantic_role}" for node in annotated.graph.nodes()]
         text = "\n".join([f"{len(written)} operations", *written, repr(self._count)])
+        if self._flaw == "addresses":
+            text += hex(id(annotated))
         if self._flaw == "writes-nothing":
             text = ""
         if self._flaw == "leaves-more":
