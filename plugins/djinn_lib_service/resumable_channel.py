@@ -79,6 +79,7 @@ class _Line:
 
     Attributes:
         heard_bytes: Bytes it had received when the last batch arrived.
+        error: Why nothing can be sent on it any more. Batches that have arrived on it can still be read.
     """
 
     channel: Channel
@@ -89,6 +90,7 @@ class _Line:
     writable: _Writable | None
     wakeable: _Wakeable | None
     heard_bytes: int = 0
+    error: TransportError | None = None
 
     @classmethod
     def of(cls, channel: Channel) -> _Line:
@@ -148,6 +150,7 @@ class ResumableChannel:
         self._sending = threading.Lock()
         self._line: _Line | None = _Line.of(channel)
         self._is_over = False
+        self._is_ending = False
         self._turns = 0
         self._past = (0, 0)
         self._early: dict[int, tuple[_Line, Message]] = {}
@@ -195,6 +198,8 @@ class ResumableChannel:
         while True:
             line = self._line or self._connected()
             try:
+                if line.error is not None and not (line.pollable is not None and line.pollable.is_ready()):
+                    raise line.error
                 if not self._end.is_given:
                     self._give(line)
                 received = line.channel.receive()
@@ -211,7 +216,8 @@ class ResumableChannel:
                 return None if isinstance(message, Goodbye) else received
             digest = 0 if line.digesting is None else line.digesting.received_digest
             is_new = self._takes(line, number, digest, tensors)
-            if self._end.ack_due:
+            if self._end.ack_due and not (self._end.may_wait and line.pollable is not None
+                                          and line.pollable.is_ready()):
                 self._tell(line)
             if is_new:
                 return received
@@ -239,7 +245,7 @@ class ResumableChannel:
                 try:
                     self._give(line, has_last=early is not None and early[0] is line)
                 except TransportError as error:
-                    self._lose(line, error)
+                    self._mute(line, error)
             return
         if line is None:
             raise TransportError(f"There is no connection to {self.peer}.")
@@ -250,7 +256,8 @@ class ResumableChannel:
     def is_clear(self) -> bool:
         """Whether a small message can be sent without waiting."""
         line = self._line
-        return not self._is_over and line is not None and line.writable is not None and line.writable.is_writable()
+        return (not self._is_over and line is not None and line.error is None and line.writable is not None
+                and line.writable.is_writable())
 
     def send_early(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> bool:
         """Send the answer to a batch that has not arrived; return whether it was sent.
@@ -274,13 +281,13 @@ class ResumableChannel:
     def _sent(self, sequence: int, message: Result, tensors: Sequence[torch.Tensor]) -> _Line | None:
         """Send a message that is not sent again; return the connection if it took the message."""
         line = self._line
-        if line is None or self._is_over:
+        if line is None or line.error is not None or self._is_over:
             return None
         try:
             with self._sending:
                 line.channel.send(sequence, message, tensors)
         except TransportError as error:
-            self._lose(line, error)
+            self._mute(line, error)
             return None
         return line
 
@@ -339,7 +346,7 @@ class ResumableChannel:
             TransportError: The connection broke, or a newer one has replaced it.
         """
         with self._changed:
-            if self._is_over or not self._end.lease_s:
+            if self._is_over or self._is_ending or not self._end.lease_s:
                 raise no_session()
             self._end.check(answered)
             self._cancel(cancelled)
@@ -362,6 +369,12 @@ class ResumableChannel:
             self.peer, self._line = channel.peer, _Line.of(channel)
             if isinstance(channel, SupportsReceiveLimit):
                 channel.admit_body = self._admit_body
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """End the session when all batches that have arrived were executed: no client resumes it."""
+        with self._changed:
+            self._is_ending = True
             self._changed.notify_all()
 
     def close(self, goodbye: Goodbye = _GOODBYE) -> None:
@@ -412,7 +425,7 @@ class ResumableChannel:
     def _connected(self) -> _Line:
         """Wait until there is a connection."""
         with self._changed:
-            while not self._is_over and self._line is None:
+            while not (self._is_over or self._is_ending) and self._line is None:
                 left_s = self._end.left_s(self._clock())
                 if left_s <= 0:
                     self._is_over = True
@@ -423,11 +436,17 @@ class ResumableChannel:
             log.info("%s: the session goes on", self.peer)
             return self._line
 
+    def _mute(self, line: _Line, error: TransportError) -> None:
+        """Send nothing more on a connection. It is lost once all batches that have arrived on it are read."""
+        if not self._end.lease_s:
+            self._lose(line, error)
+        line.error = line.error or error
+
     def _lose(self, line: _Line, error: TransportError) -> None:
         """Wait for another connection, unless there is one already."""
         self.settle()
         with self._changed:
-            if self._is_over or not self._end.lease_s:
+            if self._is_over or self._is_ending or not self._end.lease_s:
                 raise error
             if line is not self._line:
                 return
@@ -447,7 +466,7 @@ class ResumableChannel:
             line: The connection.
             has_last: Whether the last of them was sent on it before its batch arrived.
         """
-        while line is self._line and (kept := self._end.to_give()) is not None:
+        while line is self._line and line.error is None and (kept := self._end.to_give()) is not None:
             number, (message, tensors) = kept
             is_there = has_last and self._end.is_last_to_give
             if not is_there:
@@ -461,12 +480,12 @@ class ResumableChannel:
     def _tell(self, line: _Line) -> None:
         """Acknowledge the received batches."""
         number = self._end.acked()
-        if self._end.lease_s:
+        if self._end.lease_s and line.error is None:
             try:
                 with self._sending:
                     line.channel.send(number, Ack())
             except TransportError as error:
-                self._lose(line, error)
+                self._mute(line, error)
 
 
 class ResumableSessions:

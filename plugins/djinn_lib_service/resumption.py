@@ -26,7 +26,9 @@ MAX_DIGESTS = 1024
 """Batches whose digest is remembered, to distinguish a repeated batch from a different one with the same number."""
 ACK_BATCHES = 128
 ACK_BYTES = 2**20
-"""The server acknowledges after this many batches or bytes, if no answer has acknowledged them."""
+"""The server acknowledges after this many batches or bytes, if no answer has acknowledged them, and while more batches
+are there to be read after more of them: the system drops the unsent data of a client that has died when it gets any."""
+LATEST_ACK_BATCHES = 2**15
 MAX_BUFFERED_BYTES = 2**20
 """Neither side keeps a batch larger than this: the server acknowledges it at once, and the client waits for that."""
 _random = random.SystemRandom()
@@ -176,6 +178,7 @@ class ServerEnd(Generic[AnswerT]):
         received: Number of the last batch received.
         lease_s: As given.
         ack_due: Whether an acknowledgement is due.
+        may_wait: Whether it may wait until no more batches are there to be read.
         promised: Number of the last batch that was answered early, whether or not it was received.
 
     Concurrency:
@@ -190,7 +193,7 @@ class ServerEnd(Generic[AnswerT]):
         self._answers: deque[tuple[int, AnswerT]] = deque()
         """Those that the client may lack, oldest first: one, or several after interrupts."""
         self._given = 0
-        self.ack_due = False
+        self.ack_due = self.may_wait = False
         self._unacked = self._unacked_bytes = 0
         self._lost_at: float | None = None
 
@@ -232,7 +235,7 @@ class ServerEnd(Generic[AnswerT]):
             if len(self._digests) <= behind < MAX_DIGESTS and len(self._digests) < MAX_DIGESTS:
                 raise ProtocolError(f"Batch {number} has a number of before the first batch.")
             # The client has missed an acknowledgement: acknowledge again.
-            self.ack_due = True
+            self.ack_due, self.may_wait = True, False
             return False
         if number != self.received + 1:
             raise ProtocolError(f"Batch {number} follows batch {self.received}.")
@@ -245,6 +248,7 @@ class ServerEnd(Generic[AnswerT]):
         self._unacked_bytes += size_bytes
         self.ack_due = (self._unacked >= ACK_BATCHES or self._unacked_bytes >= ACK_BYTES
                         or size_bytes > MAX_BUFFERED_BYTES)
+        self.may_wait = self._unacked < LATEST_ACK_BATCHES and self._unacked_bytes < ACK_BYTES
         return True
 
     def finish(self, number: int, answer: AnswerT) -> None:

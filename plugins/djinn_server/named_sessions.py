@@ -156,8 +156,8 @@ class NamedSessions:
                 return NamedReply(
                     f"The session {asked.name!r} is open in another process, at {holder.channel.peer}.",
                     "End that process, or let it call djinn.shutdown(); or choose another name.", RefusedError.code)
-            # Its client may not have known that it is gone. It has no connection, so it can learn nothing.
-            holder.channel.close()
+            # Its client has no connection, so it can learn nothing. The batches that it has sent are executed first.
+            holder.channel.finish()
             return NamedReply(wait_s=ENDING_S)
         return answer
 

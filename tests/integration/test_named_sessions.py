@@ -78,6 +78,21 @@ print("equal", djinn.stats()["live_handles"] >= 0)
 """
 
 
+FLUSHED = """
+import os, signal, sys, torch, djinn
+djinn.init(server=sys.argv[1], name="flushed")
+counter = torch.zeros((), dtype=torch.int64, device="remote_accelerator:0")
+djinn.kept["counter"] = counter
+factor = torch.full((300, 300), 1 / 300, device="remote_accelerator:0")
+djinn.synchronize()
+for _ in range(700):
+    factor = factor @ factor
+    counter.add_(1)
+    djinn.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def ran(program: str, *arguments: str, **environ: str) -> str:
     done = run_python(program, *arguments, has_djinn=True, **environ)
     assert done.returncode == 0, done.stderr
@@ -254,4 +269,13 @@ def test_sessions_that_cannot_have_a_name_say_so(start_server: Any) -> None:
     djinn.init(server=server.address)
     with pytest.raises(ConfigurationError, match="has no name"):
         djinn.kept["x"] = torch.ones(1, device=DEVICE)
+    djinn.shutdown()
+
+
+def test_all_that_was_flushed_before_a_client_was_killed_is_applied(server: Any) -> None:
+    """The server lags behind: it reads most of it when the client is dead, and nobody takes an acknowledgement."""
+    assert run_python(FLUSHED, server.address, has_djinn=True).returncode == -signal.SIGKILL
+    djinn.init(server=server.address, name="flushed")
+    assert djinn.kept["counter"].item() == 700
+    djinn.kept.clear()
     djinn.shutdown()

@@ -26,7 +26,7 @@ class Channel:
     peer: str
     is_connected: bool = True
 
-    def close(self) -> None:
+    def finish(self) -> None:
         self.is_connected = False
 
 
