@@ -151,9 +151,9 @@ class Session:
             self.check_owner(tensor)
         items = iter(self._fetch([tensor._value.slot for tensor in lazy]))
         made = [next(items) if isinstance(tensor, LazyTensor) else tensor for tensor in tensors]
-        for wanted, local in zip(tensors, made, strict=True):
-            if isinstance(local, torch.Tensor) and local.dtype != wanted.dtype:
-                raise TransportError(f"{self.backend.address} sent {local.dtype} where {wanted.dtype} was expected.")
+        for want, got in zip(tensors, made, strict=True):
+            if got is not want and (getattr(got, "dtype", 0), getattr(got, "shape", 0)) != (want.dtype, want.shape):
+                raise TransportError(f"{self.backend.address} sent no {want.dtype} of size {tuple(want.shape)}.")
         return made
 
     def _fetch(self, slots: Sequence[Slot]) -> list[Any]:

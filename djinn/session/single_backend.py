@@ -64,7 +64,7 @@ class SingleBackend:
 
     def __init__(
         self, connection: Connection, tape: Tape, released: deque[int], arrange: Arrange | None, pace: AdaptiveFlush,
-        is_debugging: bool, reported: set[tuple[str, int]] | None = None, cache: SubmissionCache | None = None,
+        is_debugging: bool, reported: OrderedDict[Any, None] | None = None, cache: SubmissionCache | None = None,
     ) -> None:
         self.address = connection.address
         self.welcome = connection.welcome
@@ -73,7 +73,7 @@ class SingleBackend:
         self.connection = connection
         self._programs = ProgramTable(arrange)
         self._pace = pace
-        self._reported = set[tuple[str, int]]() if reported is None else reported
+        self._reported = OrderedDict[Any, None]() if reported is None else reported
         self._cache = SubmissionCache() if cache is None else cache
         self._is_answered = True
         self._dead: set[int] = set()
@@ -305,13 +305,13 @@ class SingleBackend:
         for failure in result.failures:
             self._failures[failure.identity] = failure
             origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
-            if origin not in self._reported:
-                self._reported.add(origin)
-                # Who was interrupted knows; and who asks for a value that has not come about is told.
-                if failure.kind != OperationCancelledError.__name__:
-                    self._unreported.append(failure)
-        while len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
+            # Who was interrupted knows; and who asks for a value that has not come about is told.
+            is_told = origin in self._reported or failure.kind == OperationCancelledError.__name__
+            self._reported[origin] = None
+            self._unreported += () if is_told else (failure,)
+        for known in (self._failures, self._reported):
+            while len(known) > MAX_FAILURES:
+                known.popitem(last=False)
 
     def _raise_failure(self, result: Result) -> None:
         """Raise the earliest failure that has not been reported yet, or the failure that poisoned a requested value.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -60,7 +60,7 @@ class Fleet:
     ) -> None:
         self._pace = pace
         self._is_debugging = is_debugging
-        self._reported: set[tuple[str, int]] = set()
+        self._reported: OrderedDict[tuple[str, int], None] = OrderedDict()
         self.executors = list(map(self._opened, connections))
         self.welcome = self.executors[0].welcome
         self.where = Directory(len(self.executors))

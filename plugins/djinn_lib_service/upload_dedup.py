@@ -31,8 +31,8 @@ from djinn.wire.messages import (
 )
 from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.kinds.transport import LaterReply, SupportsLaterValues
 from djinn_lib_service.tensor_bytes import size_bytes
+from djinn_lib_service.wrapping import ConnectionWrapper
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection
@@ -85,24 +85,17 @@ def reusing(connection: Connection) -> Connection:
     return connection if connection.welcome.kept < 0 else DedupConnection(connection)
 
 
-class DedupConnection:
+class DedupConnection(ConnectionWrapper):
     """A connection that sends the same content only once; see `djinn.kinds.transport.Connection`.
 
     The client asks what the server keeps before its first large upload, unless the server keeps nothing. It asks again
     when an upload has the same mark as an earlier one of this session. Only uploads whose marks match are digested.
-
-    Attributes:
-        bytes_not_sent: Bytes of tensors that the server already had.
-        round_trips: Round trips that this object added itself.
     """
 
     def __init__(self, connection: Connection) -> None:
-        self.address = connection.address
-        self.welcome = connection.welcome
-        self.flush_every = connection.flush_every
-        self.bytes_not_sent = 0
-        self.round_trips = 0
-        self._connection = connection
+        super().__init__(connection)
+        self._bytes_not_sent = 0
+        self._round_trips = 0
         self._marks: set[bytes] | None = None if connection.welcome.kept else set()
         self._digests: frozenset[bytes] | None = None
         self._own_marks: set[bytes] = set()
@@ -111,55 +104,24 @@ class DedupConnection:
         self._settled = Result()
 
     @property
-    def reconnections(self) -> int:
-        """How often the session has resumed on a new connection."""
-        count: int = getattr(self._connection, "reconnections", 0)
-        return count
+    def bytes_not_sent(self) -> int:
+        """Bytes of tensors that the server already had."""
+        return self._bytes_not_sent
 
     @property
-    def bytes_sent(self) -> int:
-        """Bytes sent so far."""
-        return self._connection.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes received so far."""
-        return self._connection.bytes_received
-
-    @property
-    def sending_bytes(self) -> int:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
-        return int(getattr(self._connection, "sending_bytes", 0))
-
-    @property
-    def receiving_bytes(self) -> int:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
-        return int(getattr(self._connection, "receiving_bytes", 0))
+    def round_trips(self) -> int:
+        """As of the wrapped connection, with the questions about what the server keeps."""
+        return super().round_trips + self._round_trips
 
     def submit(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> None:
         """Send a batch that requests no answer."""
-        self._connection.submit(*self._reduced(batch, tensors))
+        self.plain.submit(*self._reduced(batch, tensors))
 
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer."""
-        result, data = self._connection.request(*self._reduced(batch, tensors))
+        result, data = self.plain.request(*self._reduced(batch, tensors))
         settled, self._settled = self._settled, Result()
         return after(settled, result), data
-
-    def later_values(self) -> list[LaterReply] | None:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsLaterValues`."""
-        plain = self._connection
-        return plain.later_values() if isinstance(plain, SupportsLaterValues) else None
-
-    def cancel(self) -> None:
-        """Cancel the programs sent so far; see `djinn.kinds.transport.SupportsCancellation.cancel`."""
-        cancel = getattr(self._connection, "cancel", None)
-        if cancel is not None:
-            cancel()
-
-    def close(self) -> None:
-        """End the session. Never raises; may be called twice."""
-        self._connection.close()
 
     def _reduced(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
         try:
@@ -168,7 +130,7 @@ class DedupConnection:
             if not isinstance(error, Exception):
                 # Later batches refer to the values that this batch creates: send it whole, without waiting for
                 # anything.
-                self._connection.submit(batch, tensors)
+                self.plain.submit(batch, tensors)
             raise
 
     def _without_known(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Batch, Sequence[torch.Tensor]]:
@@ -187,7 +149,7 @@ class DedupConnection:
                 left.append(tensor)
                 commands.append(command)
             else:
-                self.bytes_not_sent += size_bytes(command.tensor)
+                self._bytes_not_sent += size_bytes(command.tensor)
                 commands.append(UploadByDigest(command.handle, digest))
         return msgspec.structs.replace(batch, commands=commands), left
 
@@ -223,8 +185,8 @@ class DedupConnection:
         self._uploaded_bytes = 0
 
     def _fetch(self, handle: int, kind: type[list[bytes]]) -> list[bytes]:
-        self.round_trips += 1
-        result, _ = self._connection.request(Batch(fetch=(handle,)), ())
+        self._round_trips += 1
+        result, _ = self.plain.request(Batch(fetch=(handle,)), ())
         self._settled = after(self._settled, result)
         item = result.items[0] if result.items else None
         try:

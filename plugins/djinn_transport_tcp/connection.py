@@ -32,6 +32,7 @@ from djinn.wire.messages import (
     Result,
     Welcome,
 )
+from djinn_transport_tcp.answers import checked
 from djinn_transport_tcp.copies import SentCopies
 from djinn_transport_tcp.greeting import Wish, hello, welcomed
 from djinn_transport_tcp.interrupted import is_interrupted, is_thrown_in, without_large
@@ -204,7 +205,7 @@ class SocketConnection(MessageReader):
                 raise self._closed()
             try:
                 self._hand_over(batch, tensors, waits=True)
-                answered = self._awaited()
+                answered = checked(batch, self._awaited())
             except BaseException as error:  # noqa: BLE001  # as in `greet`
                 raise self._ended(error, batch, tensors) from None
             settled, self._settled = self._settled, Result()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from djinn.errors import (
     ENDED_FOR_GOOD,
     ProtocolError,
@@ -13,6 +15,7 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.wire.messages import Goodbye, Refusal
+from djinn_transport_tcp.answers import harmless
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.tls import TlsError
 
@@ -39,6 +42,8 @@ def unanswered(address: str, silence_s: float) -> RemoteTimeoutError:
 
 def refused(address: str, refusal: Refusal) -> Exception:
     """Return the error for the server's refusal."""
+    refusal = msgspec.structs.replace(refusal, code=harmless(refusal.code), summary=harmless(refusal.summary),
+                                      hint=harmless(refusal.hint))
     if refusal.code == ProtocolVersionError.code:
         return ProtocolVersionError(f"The server says: {refusal.summary}", hint=refusal.hint)
     if refusal.code in _FINAL:

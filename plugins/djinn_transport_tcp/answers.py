@@ -1,0 +1,70 @@
+"""Checks answers of servers: their form against the batches that they answer, and their texts for a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import torch
+from djinn_lib_service.device_report import FIRST_REPORT
+
+from djinn.errors import ProtocolError
+from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Result, TensorHeader, Warned
+
+__all__ = ("checked", "harmless")
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal may obey; a new line and a tab are none."""
+
+
+def harmless(text: str) -> str:
+    """Return a text with its control characters escaped."""
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Result, list[torch.Tensor]]:
+    """Return the answer to a batch, with harmless texts.
+
+    Raises:
+        ProtocolError: It is not an answer to what was asked.
+    """
+    result, tensors = answer
+    fetched, described = len(batch.fetch), len(batch.describe)
+    if len(result.items) != fetched + described:
+        raise ProtocolError(f"It answered {fetched + described} questions with {len(result.items)} values.")
+    headers = 0
+    for position, item in enumerate(result.items):
+        kind = type(item)
+        headers += kind is TensorHeader
+        if kind is Plain:
+            # Of what a server says of itself, who asks for it checks the form.
+            if position >= fetched or batch.fetch[position] < FIRST_REPORT:
+                _check_plain(item.value)  # type: ignore[union-attr]  # its class was compared
+        elif kind is not Poisoned and kind is not (TensorHeader if position < fetched else Description):
+            raise ProtocolError(f"It answered question {position} with a {kind.__name__}.")
+    if headers != len(tensors):
+        raise ProtocolError(f"It sent {len(tensors)} tensors and announced {headers}.")
+    if not (result.failures or result.warnings):
+        return answer
+    failures, warnings = tuple(map(_harmless_failure, result.failures)), tuple(map(_harmless_warning, result.warnings))
+    return msgspec.structs.replace(result, failures=failures, warnings=warnings), tensors
+
+
+def _check_plain(value: Any) -> None:
+    """Check that a value is nothing but numbers; see `djinn.wire.messages.to_wire`."""
+    if isinstance(value, list):
+        for each in value:
+            _check_plain(each)
+    elif not (value is None or isinstance(value, (bool, int, float)) or (
+            isinstance(value, dict) and value.keys() == {"real", "imag"}
+            and all(type(part) in (int, float) for part in value.values()))):
+        raise ProtocolError(f"It sent a {type(value).__name__} where a number was expected.")
+
+
+def _harmless_failure(failure: Failure) -> Failure:
+    return msgspec.structs.replace(failure, message=harmless(failure.message), operator=harmless(failure.operator))
+
+
+def _harmless_warning(warned: Warned) -> Warned:
+    return Warned(warned.category, harmless(warned.text))

@@ -1,0 +1,103 @@
+"""What a server sends is compared with what was recorded, and its texts do nothing to a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from djinn_transport_tcp.answers import checked, harmless
+from djinn_transport_tcp.connection import SocketConnection
+from djinn_transport_tcp.reasons import refused
+
+import djinn
+from djinn.errors import DjinnError
+from djinn.session.single_backend import MAX_FAILURES
+from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Refusal, Result, TensorHeader, Warned
+from djinn.wire.tensors import header_of
+
+DEVICE = "remote_accelerator:0"
+Answer = tuple[Result, list[torch.Tensor]]
+
+
+def _of(tensor: torch.Tensor) -> Callable[[Result, list[torch.Tensor]], Answer]:
+    return lambda result, data: (msgspec.structs.replace(result, items=(header_of(tensor),)), [tensor])
+
+
+def _items(*items: Any, keeps: bool = False) -> Callable[[Result, list[torch.Tensor]], Answer]:
+    return lambda result, data: (msgspec.structs.replace(result, items=items), data if keeps else [])
+
+
+ONE = header_of(torch.ones(3, 2))
+LIES = {
+    "one element less": _of(torch.ones(5)), "another shape of as many": _of(torch.ones(2, 3)),
+    "one dimension more": _of(torch.ones(3, 2, 1)), "another dtype": _of(torch.ones(3, 2, dtype=torch.float64)),
+    "a number": _items(Plain(1.0)), "a text": _items(Plain("1")), "nothing": _items(),
+    "more than asked": _items(ONE, ONE, keeps=True), "its metadata": _items(Description("float32", (3, 2), (2, 1), 0)),
+    "a header alone": _items(ONE), "a tensor without its header": _items(Plain(None), keeps=True),
+    "an unknown failure": _items(Poisoned(7)), "half a complex number": _items(Plain({"real": 1.0})),
+    "texts in a list": _items(Plain([["x"]])),
+}
+
+
+@pytest.fixture
+def lying(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """A session with a server, whose further answers are changed before the client checks them."""
+    djinn.init(server=server.address)
+    honest = SocketConnection._awaited
+    yield lambda lie: monkeypatch.setattr(SocketConnection, "_awaited", lambda self: lie(*honest(self)))
+    djinn.shutdown()
+
+
+@pytest.mark.parametrize("lie", list(LIES))
+def test_an_answer_that_does_not_fit_the_question_is_an_error_of_djinn(lie: str, lying: Any) -> None:
+    value = torch.ones(3, 2, device=DEVICE) * 2
+    lying(LIES[lie])
+    with pytest.raises(DjinnError):
+        value.cpu()
+
+
+@pytest.mark.parametrize("lie", ["a text", "nothing", "more than asked", "its metadata", "half a complex number"])
+def test_a_false_number_is_an_error_of_djinn(lie: str, lying: Any) -> None:
+    value = torch.ones(3, device=DEVICE).sum()
+    lying(LIES[lie])
+    with pytest.raises(DjinnError):
+        value.item()
+
+
+@pytest.mark.parametrize("lie", ["nothing", "a text", "a header alone"])
+def test_false_metadata_is_an_error_of_djinn(lie: str, lying: Any) -> None:
+    value = torch.tensor([1.0, 0.0], device=DEVICE)
+    lying(LIES[lie])
+    with pytest.raises(DjinnError):
+        value.nonzero()
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    evil = "\x1b]0;title\x07 \x9b31m\r\u202egone\nnext\tline, é"
+    escaped = "\\x1b]0;title\\x07 \\x9b31m\\r\\u202egone\nnext\tline, é"
+    assert harmless(evil) == escaped
+    result, _ = checked(Batch(), (Result((), (Failure(1, "ValueError", evil, evil),), warnings=(
+        Warned("UserWarning", evil),)), []))
+    assert (result.failures[0].message, result.failures[0].operator, result.warnings[0].text) == (escaped,) * 3
+    assert "\x1b" not in str(refused("tcp://there", Refusal(evil, evil, evil)))
+
+
+def test_headers_are_counted() -> None:
+    answer = Result((TensorHeader("float32", (1,), (1,)),)), [torch.ones(1)]
+    assert checked(Batch(fetch=(1,)), answer) is answer
+
+
+def test_failures_that_were_caught_are_not_remembered_for_ever() -> None:
+    session = djinn.init()
+    table, wrong = torch.ones(2, 2, device=DEVICE), torch.tensor([5], device=DEVICE)
+    for _ in range(MAX_FAILURES // 20 + 3):
+        kept = [torch.embedding(table, wrong) for _ in range(20)]
+        with pytest.raises(IndexError):
+            djinn.synchronize()
+        del kept
+    [link] = session.backend.executors
+    assert len(link._reported) == len(link._failures) == MAX_FAILURES
+    djinn.shutdown()
