@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_trace.waits import DjinnWarning
 from torch._library.custom_ops import OPDEFS
+from torch._library.utils import check_aliasing_constraint
 from torch.utils._pytree import tree_map_only
 
 from djinn.errors import UnknownOperatorError
@@ -36,6 +37,7 @@ _KEYS = ("PrivateUse1", "CUDA", "CompositeExplicitAutograd")
 """Keys of kernels that run for this device, in order."""
 _NOT_THE_PROGRAMS = ("aten", "djinn", "prim", "prims")
 """Namespaces of operators that a program does not define, and that each server runs."""
+_COUNTS_WRITES = torch._C.DispatchKey.ADInplaceOrView
 _DECOMPOSES = torch._C.DispatchKey.CompositeExplicitAutograd
 _are_run_there: weakref.WeakKeyDictionary[Session, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
@@ -103,7 +105,32 @@ def _run(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[st
     if known[operator]:
         return NotImplemented
     function = _function_of(operator)
-    return _on_copies(session, operator, args, kwargs) if function is None else function(*args, **kwargs)
+    if function is None:
+        return _on_copies(session, operator, args, kwargs)
+    return _called(function, operator, args, kwargs)
+
+
+def _called(function: Callable[..., Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function as eager does: writes are counted, also undeclared ones, and results share no memory.
+
+    Raises:
+        RuntimeError: A result shares memory with an argument or with another result.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    if not torch.is_inference_mode_enabled():
+        excluded = excluded.remove(_COUNTS_WRITES)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        made = function(*args, **kwargs)
+    defined = OPDEFS.get(operator.name().partition(".")[0])
+    if defined is not None:
+        known = {tensor._value.slot.storage for tensor in lazy_tensors(args, kwargs)}
+        for tensor in tensors_in([made]):
+            if isinstance(tensor, LazyTensor):
+                if tensor._value.slot.storage in known:
+                    # PyTorch looks for memory, which these have not; the error is its own.
+                    check_aliasing_constraint(defined._name, [tensor], tensor, lambda: defined._init_fn.__module__)
+                known.add(tensor._value.slot.storage)
+    return made
 
 
 def _can_run_on_copies(operator: Any) -> bool:

@@ -62,6 +62,13 @@ class RemoteStorage(torch.UntypedStorage):
         # ``torch.save`` writes only one of those with equal numbers, so they must have the same bytes.
         return (self.tensor._value.slot.storage << 64) + self.nbytes()
 
+    def __eq__(self, other: object) -> bool:
+        # PyTorch has one object for each storage.
+        return isinstance(other, RemoteStorage) and other.data_ptr() == self.data_ptr() and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash(self.tensor._value.slot.storage)
+
     def _weak_ref(self) -> int:  # type: ignore[override]  # an address there
         return storage_references.reference(self.tensor)
 
@@ -217,6 +224,7 @@ def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if state:
             return torch._utils._rebuild_parameter_with_state, (*held, state)
         return torch._utils._rebuild_parameter, held
+    torch.utils.hooks.warn_if_has_hooks(tensor)
     if tensor.dtype.is_complex or tensor.dtype in torch.storage._new_dtypes():
         # Bytes do not show conjugation, and new dtypes have no typed storages.
         rebuild, parts = tensor.materialize().requires_grad_(needs_gradient).__reduce_ex__(protocol)

@@ -143,3 +143,36 @@ def test_what_has_only_a_kernel_for_the_cpu_runs_here_and_says_so_once(cpu_kerne
 
 def test_what_has_only_a_kernel_for_the_cpu_runs_in_this_process(in_process: None, cpu_kernels: Any) -> None:
     assert_same(cpu_only)
+
+
+def test_a_function_that_breaks_its_declaration_is_treated_as_in_eager() -> None:
+    @torch.library.custom_op("djinn_broken::writes", mutates_args=())
+    def writes(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.clone()
+
+    @torch.library.custom_op("djinn_broken::same", mutates_args=())
+    def same(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @torch.library.custom_op("djinn_broken::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> list[torch.Tensor]:
+        made = x.clone()
+        return [made, made[1:]]
+
+    @torch.library.custom_op("djinn_broken::declared", mutates_args=("x",))
+    def declared(x: torch.Tensor) -> None:
+        x.add_(1).mul_(2)
+
+    for device in ("cpu", "remote_accelerator"):
+        x = torch.ones(2, requires_grad=True, device=device)
+        y = x.exp()
+        writes(y.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+        z = torch.ones(2, device=device)
+        declared(z)
+        assert (z.tolist(), z._version) == ([4, 4], 3)
+        for operator in (same, twice):
+            with pytest.raises(RuntimeError, match="may not alias any inputs"):
+                operator(z)

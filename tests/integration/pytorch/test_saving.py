@@ -355,3 +355,16 @@ def test_nothing_is_written_of_a_session_that_has_ended() -> None:
     djinn.init()
     with pytest.raises(djinn.SessionClosedError):
         torch.save(x, io.BytesIO())
+
+
+def test_a_storage_equals_itself_alone() -> None:
+    x, y = torch.ones(2, device=DEVICE), torch.ones(2, device=DEVICE)
+    assert x.untyped_storage() == x[1:].untyped_storage() != y.untyped_storage()
+    assert len({x.untyped_storage(), x[1:].untyped_storage(), y.untyped_storage()}) == 2
+
+
+def test_hooks_are_not_saved_which_is_said() -> None:
+    x = torch.ones(2, device=DEVICE, requires_grad=True)
+    x.register_hook(lambda gradient: gradient)
+    with pytest.warns(UserWarning, match="will not be serialized"):
+        torch.save(x, io.BytesIO())
