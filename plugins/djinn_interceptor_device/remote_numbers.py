@@ -61,7 +61,7 @@ class _Reading(TorchDispatchMode):
     """
 
     def __init__(self, session: Session, numbers: dict[str, LazyTensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped there
         self._session = session
         self._numbers = numbers
         self.stand_ins = {name: 2j if tensor.dtype.is_complex else 2.0 if tensor.dtype.is_floating_point else 2

@@ -109,8 +109,8 @@ def _selected_of(node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
 
 
 def _bins_of(node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    weights = [torch.zeros(spec.size, dtype=spec.dtype) for spec in node.signature.operands[1:]]
-    return torch.bincount(known[0], *weights, minlength=node.numbers[0] if node.numbers else 0)
+    weights = next((torch.zeros(spec.size, dtype=spec.dtype) for spec in node.signature.operands[1:]), None)
+    return torch.bincount(known[0], weights, node.numbers[0] if node.numbers else 0)
 
 
 def _repeats_of(node: Node, known: Mapping[int, torch.Tensor]) -> torch.Tensor:
