@@ -17,7 +17,10 @@ _ACCESSORS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "val
 """Operators of compressed tensors that PyTorch implements for any device, with a misleading error."""
 _KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1", "NestedTensorPrivateUse1", "QuantizedPrivateUse1")
 
-_NESTED: tuple[tuple[Any, str], ...] = ((torch._C._nested, "nested_tensor"), (torch, "_nested_tensor_from_tensor_list"))
+_NESTED: tuple[tuple[Any, str], ...] = (
+    (torch._C._nested, "nested_tensor"),  # type: ignore[attr-defined]  # no stub declares this module
+    (torch, "_nested_tensor_from_tensor_list"),
+)
 """Functions of `torch.nested` that make nested tensors which are not jagged: in C++, of memory that is not there."""
 
 
