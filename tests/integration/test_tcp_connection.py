@@ -56,7 +56,7 @@ def test_a_session(serve: Any, open_connection: Any) -> None:
     assert connection.welcome == WELCOME
     sent = connection.bytes_sent
     connection.submit(Batch(fetch=()), ())
-    result, data = connection.request(Batch([Upload(1, header_of(tensor))]), [tensor])
+    result, data = connection.request(Batch([Upload(1, header_of(tensor))], fetch=(1, 2)), [tensor])
     assert result == Result((header_of(tensor), Plain(7)))
     assert torch.equal(data[0], tensor)
     assert min(connection.bytes_sent - sent, connection.bytes_received) > tensor.nbytes
