@@ -114,7 +114,7 @@ class KnowingBackend(BackendWrapper):
             return known
         try:
             with self._companions.of(slots):
-                values = self.plain.fetch(slots, whole=whole)
+                values = self._asked(lambda: self.plain.fetch(slots, whole=whole))
         finally:
             if not whole and self.nodes_taken + len(self._tape) != self._seen:
                 # A slice may have been taken that contains what another thread has recorded meanwhile.
@@ -147,7 +147,7 @@ class KnowingBackend(BackendWrapper):
             # What the sizes depend on tells more than they do, at the same wait.
             if (lacking := asked.lacking()) and (told := self._tell(asked, lacking)) is not None:
                 return told
-        items = self.plain.describe(slots)
+        items = self._asked(lambda: self.plain.describe(slots))
         self._answers.heard(self._tape.nodes)
         return items
 
@@ -183,6 +183,11 @@ class KnowingBackend(BackendWrapper):
         """Return the counters, and how many questions the client has answered itself."""
         return {**self.plain.stats(), "answered_at_home": self._computed + self._answers.given}
 
+    def cancel(self) -> None:
+        """Cancel the submitted work: what it would have written is as it was."""
+        self._forget()
+        self.plain.cancel()
+
     def close(self) -> None:
         """Close the connections."""
         self._forget()
@@ -191,7 +196,7 @@ class KnowingBackend(BackendWrapper):
     def _tell(self, asked: SizesAsked, lacking: Sequence[Slot]) -> list[Any] | None:
         """Send everything pending, fetch values, and return the sizes that depend on them."""
         with self._wishes.refused():
-            values = self.plain.fetch(lacking, whole=True)
+            values = self._asked(lambda: self.plain.fetch(lacking, whole=True))
         self._answers.heard(self._tape.nodes)
         for slot, value in zip(lacking, values, strict=True):
             self._known.learn(slot, value)
@@ -199,7 +204,15 @@ class KnowingBackend(BackendWrapper):
 
     def _sent(self, action: Callable[[], _T]) -> _T:
         self._look()
-        return action()
+        return self._asked(action)
+
+    def _asked(self, action: Callable[[], _T]) -> _T:
+        try:
+            return action()
+        except BaseException:
+            # A write that was refused or cancelled has changed nothing.
+            self._forget()
+            raise
 
     def _look(self) -> None:
         """Look at the nodes that were recorded since the last time, and at the values that died."""
