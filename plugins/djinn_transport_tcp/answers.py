@@ -30,6 +30,16 @@ def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Re
         ProtocolError: It is not an answer to what was asked.
     """
     result, tensors = answer
+    if batch.fetch or batch.describe:
+        # Where nothing was asked, nobody looks at values.
+        _check_form(batch, result, len(tensors))
+    if not (result.failures or result.warnings):
+        return answer
+    failures, warnings = tuple(map(_harmless_failure, result.failures)), tuple(map(_harmless_warning, result.warnings))
+    return msgspec.structs.replace(result, failures=failures, warnings=warnings), tensors
+
+
+def _check_form(batch: Batch, result: Result, tensors: int) -> None:
     fetched, described = len(batch.fetch), len(batch.describe)
     if len(result.items) != fetched + described:
         raise ProtocolError(f"It answered {fetched + described} questions with {len(result.items)} values.")
@@ -43,12 +53,8 @@ def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Re
                 _check_plain(item.value)  # type: ignore[union-attr]  # its class was compared
         elif kind is not Poisoned and kind is not (TensorHeader if position < fetched else Description):
             raise ProtocolError(f"It answered question {position} with a {kind.__name__}.")
-    if headers != len(tensors):
-        raise ProtocolError(f"It sent {len(tensors)} tensors and announced {headers}.")
-    if not (result.failures or result.warnings):
-        return answer
-    failures, warnings = tuple(map(_harmless_failure, result.failures)), tuple(map(_harmless_warning, result.warnings))
-    return msgspec.structs.replace(result, failures=failures, warnings=warnings), tensors
+    if headers != tensors:
+        raise ProtocolError(f"It sent {tensors} tensors and announced {headers}.")
 
 
 def _check_plain(value: Any) -> None:
