@@ -30,7 +30,7 @@ __all__ = (  # noqa: F405  # see above
     "AnnotatedGraph", "Calibration", "Captured", "Coordinator", "CostCalculator", "CostEstimate", "DataResidency",
     "DjinnError", "DjinnWarning", "ExecutionPhase", "ExecutionSchedule", "ExecutionStrategy", "FragmentationConfig",
     "Graph", "GraphBuilder", "GraphNode", "InterceptionContext", "LaterHandler", "LaterValue", "LazyResult",
-    "LazyTensor", "LazyTuple", "MemoryEstimator", "MemoryPattern", "MetadataPlaceholder", "OperationClass",
+    "LazyTensor", "LazyTuple", "MemoryEstimator", "MemoryPattern", "MetadataPlaceholder", "Modality", "OperationClass",
     "PatternMatch", "PatternPlugin", "PatternRegistry", "RemoteSubgraph", "RuntimeState", "Scheduler",
     "SchedulingStrategy", "SemanticAnalyzer", "SemanticMetadata", "SessionClosedError", "SmartSubgraphBuilder",
     "SubgraphBuilder", "SubgraphFragment", "TransportError", "WorkloadProfile", "WorkloadType", "annotate_graph",

@@ -14,6 +14,7 @@ from djinn_lib_graph.metadata import (
     DataResidency,
     Evidence,
     MemoryPattern,
+    Modality,
     SemanticMetadata,
     Tier,
     WorkloadProfile,
@@ -63,7 +64,7 @@ def _metadata(operation: str) -> st.SearchStrategy[SemanticMetadata]:
         dtype=st.none() | st.just("float32"), module_path=st.none() | _TEXT, model_module=st.none() | _TEXT,
         layer_depth=st.none() | _COUNTS, call_index=st.none() | _COUNTS, semantic_role=st.none() | _TEXT,
         execution_phase=st.sampled_from(ExecutionPhase), data_residency=st.sampled_from(DataResidency),
-        memory_pattern=st.sampled_from(MemoryPattern),
+        memory_pattern=st.sampled_from(MemoryPattern), modality=st.sampled_from(Modality),
         data_lineage=st.builds(DataLineage, st.tuples(_TEXT), st.tuples(_TEXT), _TEXT), flops=_COUNTS,
         bytes_read=_COUNTS, workload_hints=_HINTS,
         evidence=st.just({"priority": Evidence(Tier.STRUCTURE, 0.5)}))

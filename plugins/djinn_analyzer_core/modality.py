@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from djinn_lib_graph.metadata import Modality
+
 from djinn.ir.spec import TensorSpec
 from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
@@ -12,6 +14,8 @@ TEXT, VISION, AUDIO, DECODED, INDEX = 1, 2, 4, 8, 16
 """Bits of a value's content: three modalities; features that are being decoded to pictures; an index."""
 KINDS = TEXT | VISION | AUDIO
 
+_NAMES = {0: (Modality.UNKNOWN, 0.0), TEXT: (Modality.TEXT, 0.8), VISION: (Modality.VISION, 0.8),
+          AUDIO: (Modality.AUDIO, 0.8)}
 _ENLARGING = ("upsample", "conv_transpose", "pixel_shuffle", "_upsample")
 
 
@@ -59,6 +63,11 @@ def modalities(
                 if not found.is_outside(value):
                     carried[found.base(value)] = carried.get(found.base(value), 0) | made
     return _from_readers(found, bits), meets
+
+
+def modality_of(bits: int) -> tuple[Modality, float]:
+    """Return the modality that these bits say, and the confidence."""
+    return _NAMES.get(bits & KINDS, (Modality.MULTIMODAL_FUSION, 0.8))
 
 
 def _outside(spec: TensorSpec | None) -> int:

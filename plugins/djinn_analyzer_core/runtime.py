@@ -12,7 +12,7 @@ from djinn_lib_graph.metadata import DataResidency, Evidence, Tier
 
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.meaning import Meaning, mean
-from djinn_analyzer_core.modality import AUDIO, INDEX, VISION
+from djinn_analyzer_core.modality import AUDIO, INDEX, VISION, modality_of
 from djinn_analyzer_core.residency import Residency
 from djinn_analyzer_core.stages import STAGES, Division
 from djinn_analyzer_core.structure import add_meaning, evidence
@@ -53,7 +53,7 @@ def add_runtime(
     for position, known in enumerate(fields):
         node = found.nodes[position]
         origin, earlier = node.origin, known.get("evidence", {})
-        was = known.get("execution_phase"), known.get("data_residency")
+        was = known.get("execution_phase"), known.get("data_residency"), known.get("modality")
         add_meaning(known, found, meaning, position)
         if origin.module_type:
             known["module_path"], known["model_module"] = origin.module_path, origin.module_type
@@ -65,10 +65,12 @@ def add_runtime(
         if layer is not None:
             known["layer_depth"] = layer
         value = next(iter((*node.outputs, *node.writes)), "")
-        now = known["execution_phase"], known["data_residency"]
+        now = known["execution_phase"], known["data_residency"], known["modality"]
         phase_sure = meaning.phases.nodes[position][1] if origin.stage or was[0] != now[0] else -1.0
         value_sure = meaning.residency(found, position)[1] if found.base(value) in told or was[1] != now[1] else -1.0
-        key = (id(earlier), phase_sure, value_sure, bool(origin.module_type), origin.call_index >= 0, layer is not None)
+        modality_sure = modality_of(meaning.bits[position])[1] if was[2] != now[2] else -1.0
+        key = (id(earlier), phase_sure, value_sure, modality_sure, bool(origin.module_type), origin.call_index >= 0,
+               layer is not None)
         if key not in shared:
             shared[key] = _evidence(earlier, *key[1:])
         known["evidence"] = shared[key]
@@ -76,13 +78,16 @@ def add_runtime(
 
 
 def _evidence(
-    earlier: Mapping[str, Evidence], phase: float, value: float, has_module: bool, has_call: bool, has_layer: bool,
+    earlier: Mapping[str, Evidence], phase: float, value: float, modality: float, has_module: bool, has_call: bool,
+    has_layer: bool,
 ) -> dict[str, Evidence]:
     made, certain = dict(earlier), evidence(Tier.RUNTIME, 1.0)
     if phase >= 0:
         made["execution_phase"] = made["priority"] = evidence(Tier.RUNTIME, phase)
     if value >= 0:
         made["data_residency"] = evidence(Tier.RUNTIME, value)
+    if modality >= 0:
+        made["modality"] = evidence(Tier.RUNTIME, modality)
     if has_module:
         made["module_path"] = made["model_module"] = certain
     if has_call:

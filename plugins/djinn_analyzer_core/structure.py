@@ -11,7 +11,7 @@ from djinn_lib_graph.metadata import DataLineage, Evidence, Tier
 
 from djinn.ir.phase import ExecutionPhase
 from djinn_analyzer_core.meaning import Meaning
-from djinn_analyzer_core.modality import KINDS
+from djinn_analyzer_core.modality import KINDS, modality_of
 from djinn_analyzer_core.stages import TrainingStage
 from djinn_analyzer_core.survey import Survey
 
@@ -60,7 +60,8 @@ def add_structure(
             known["workload_hints"] = holder.hints
         if layer is not None:
             known["layer_depth"] = layer
-        key = (meaning.phases.nodes[position][1], residency, None if holder is None else holder.confidence,
+        modality = modality_of(meaning.bits[position])[1]
+        key = (meaning.phases.nodes[position][1], residency, modality, None if holder is None else holder.confidence,
                layer is None, colocated is None)
         if key not in shared:
             shared[key] = _evidence(*key)
@@ -68,22 +69,24 @@ def add_structure(
 
 
 def add_meaning(known: dict[str, Any], found: Survey, meaning: Meaning, position: int) -> float:
-    """Record a node's phase and its result's kind; return the confidence of the latter."""
+    """Record a node's phase, its modality and its result's kind; return the confidence of the latter."""
     phase = meaning.phases.nodes[position][0]
     residency, sure = meaning.residency(found, position)
     known["execution_phase"] = phase
     known["data_residency"] = residency
+    known["modality"] = modality_of(meaning.bits[position])[0]
     known["priority"] = PRIORITIES[phase] + (WAITED_FOR if known.get("requires_sync") else 0)
     return sure
 
 
 def _evidence(
-    phase: float, residency: float, role: float | None, has_no_layer: bool, is_free: bool
+    phase: float, residency: float, modality: float, role: float | None, has_no_layer: bool, is_free: bool
 ) -> dict[str, Evidence]:
     certain = evidence(Tier.STRUCTURE, 1.0)
     made = {
         "execution_phase": evidence(Tier.STRUCTURE, phase),
         "data_residency": evidence(Tier.STRUCTURE, residency),
+        "modality": evidence(Tier.STRUCTURE, modality),
         "priority": evidence(Tier.STRUCTURE, phase),
         "data_lineage": certain,
     }

@@ -99,6 +99,7 @@ def _node(node: GraphNode, known: SemanticMetadata | None, values: _Values) -> d
         "dtype": _dtype(node.dtype) if node.dtype is not None else known.dtype,
         "phase": _unless_unknown(known.execution_phase),
         "residency": _unless_unknown(known.data_residency),
+        "modality": _unless_unknown(known.modality),
         "flops": known.flops, "read": known.bytes_read, "written": known.bytes_written,
         "line": origin.line,
         "inputs": [values.number(value) for value in dict.fromkeys(node.inputs)],

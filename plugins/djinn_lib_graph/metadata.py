@@ -25,6 +25,17 @@ class DataResidency(StrEnum):
     """Passed from outside for this piece of work: tokens, pixels, a mask."""
 
 
+class Modality(StrEnum):
+    """The kind of content that an operation processes."""
+
+    UNKNOWN = "unknown"
+    VISION = "vision"
+    TEXT = "text"
+    AUDIO = "audio"
+    MULTIMODAL_FUSION = "fusion"
+    """Content of several kinds: its operands derive from text and from pictures, for example."""
+
+
 class MemoryPattern(StrEnum):
     """The memory access pattern of an operation."""
 
@@ -97,6 +108,8 @@ class SemanticMetadata:
     execution_phase: ExecutionPhase = ExecutionPhase.UNKNOWN
     data_residency: DataResidency = DataResidency.UNKNOWN
     """Residency of its first result."""
+    modality: Modality = Modality.UNKNOWN
+    """The content that its operands derive from. The phase says where modalities meet first."""
     memory_pattern: MemoryPattern = MemoryPattern.SEQUENTIAL
     data_lineage: DataLineage = DataLineage()
     flops: int = 0

@@ -28,7 +28,7 @@ _CORE: Mapping[str, Mapping[str, str]] = {
                       "HybridGraphBuilder": "djinn:GraphBuilder",
                       "initialize_global_builder": "djinn_lib_names.building"},
     "graph_interface": _GRAPH,
-    "types": {**dict.fromkeys(("DataResidency", "ExecutionPhase", "MemoryPattern"), "djinn"), **_GRAPH},
+    "types": {**dict.fromkeys(("DataResidency", "ExecutionPhase", "MemoryPattern", "Modality"), "djinn"), **_GRAPH},
     "metadata": {"MetadataPlaceholder": "djinn"},
     "interception": {"get_interception_stats": "djinn", "register_device_backend": "djinn_lib_names.parts",
                      "enable_dispatch_interception": "djinn_lib_names.parts:register_device_backend",

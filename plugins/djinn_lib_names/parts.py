@@ -117,14 +117,28 @@ AutomaticDispatch = UniversalDispatcher
 
 
 class OperationRegistry:
-    """The operations of PyTorch by name, as client and server both have them."""
+    """The operations of PyTorch by name, as client and server both have them, and those that `register` adds."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {}
+
+    def register(self, operation: str, function: Callable[[Sequence[Any], Mapping[str, Any]], Any]) -> None:
+        """Add an operation to this registry, or replace one.
+
+        Args:
+            operation: Its name.
+            function: Takes its arguments and its keyword arguments. On lazy tensors, its operations are recorded.
+        """
+        self._own[operation] = function
 
     def get(self, operation: str) -> Callable[[Sequence[Any], Mapping[str, Any]], Any]:
         """Return a function that takes the arguments and the keyword arguments of an operation.
 
         Raises:
-            UnknownOperatorError: PyTorch has no such operation.
+            UnknownOperatorError: Neither the registry nor PyTorch has such an operation.
         """
+        if operation in self._own:
+            return self._own[operation]
         packet = packet_named(operation)
         return lambda inputs, kwargs: packet(*inputs, **kwargs)
 
@@ -134,7 +148,7 @@ class OperationRegistry:
 
     def __contains__(self, operation: str) -> bool:
         try:
-            packet_named(operation)
+            self.get(operation)
         except UnknownOperatorError:
             return False
         return True

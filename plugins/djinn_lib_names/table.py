@@ -13,7 +13,7 @@ MODULES = {
     **dict.fromkeys(("Captured", "capture", "get_graph", "is_capturing"), "djinn_lib_graph.capture"),
     **dict.fromkeys(("InterceptionContext", "disable_interception", "get_current_context", "should_intercept"),
                     "djinn_lib_graph.interception"),
-    **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "SemanticMetadata",
+    **dict.fromkeys(("DataResidency", "MemoryPattern", "MetadataPlaceholder", "Modality", "SemanticMetadata",
                      "WorkloadProfile", "WorkloadType"), "djinn_lib_graph.metadata"),
     **dict.fromkeys(("tensor_html", "tensor_text"), "djinn_lib_graph.display"),
     **dict.fromkeys(("LaterHandler", "LaterValue", "later"), "djinn_lib_later.face"),

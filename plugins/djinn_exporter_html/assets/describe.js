@@ -60,6 +60,7 @@ function describeNode(box) {
     ["result", [shapeOf(node.shape), node.dtype].filter(Boolean).join("  ")],
     ["phase", dotted("phase", node.phase)],
     ["residency", dotted("residency", node.residency)],
+    ["modality", node.modality || ""],
     ["FLOPs", node.flops ? amount(node.flops, "FLOP") : "none"],
     ["bytes", node.read + node.written ? `${amount(node.read, "B")} read, ${amount(node.written, "B")} written` : "none"],
     ["intensity", node.flops && node.read + node.written ? `${(node.flops / (node.read + node.written)).toFixed(2)} FLOP/B` : ""],

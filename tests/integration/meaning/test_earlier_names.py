@@ -199,8 +199,14 @@ def test_values_and_operations_of_earlier_documents_are_known() -> None:
     assert djinn.OperationClass("shape_dependent") is classify("aten::nonzero")
     given = object()
     assert djinn.PatternMatch(pattern_name="x", confidence=1.0, matched_nodes=[], subgraph=given).subgraph() is given
-    with pytest.raises(UnknownOperatorError):
-        OperationRegistry().get("aten::nothing")
+    registry = OperationRegistry()
+    registry.register("custom_op", lambda inputs, kwargs: inputs[0] * 2 + kwargs.get("bias", 0))
+    assert registry.execute("custom_op", [torch.ones(2, device=D)], {"bias": 1}).tolist() == [3.0, 3.0]
+    assert "custom_op" in registry
+    for other, name in ((registry, "aten::nothing"), (OperationRegistry(), "custom_op")):
+        assert name not in other
+        with pytest.raises(UnknownOperatorError):
+            other.get(name)
 
 
 class Wide(djinn.PatternPlugin):

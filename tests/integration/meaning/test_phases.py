@@ -190,19 +190,21 @@ def test_a_language_model_without_attention_carries_a_state(tiers: Sequence[Tier
 
 
 @TIERS
-@pytest.mark.parametrize(("name", "phase", "workload"), [
-    ("bert", FORWARD, "text_encoder"),
-    ("albert", FORWARD, "text_encoder"),
-    ("hand_written_gpt", FORWARD, "llm"),
-    ("hand_written_tagger", FORWARD, "recurrent"),
-    ("vit", ENCODING, "vision"),
-    ("swin", ENCODING, "vision"),
-    ("resnet", ENCODING, "vision"),
-    ("convnext", ENCODING, "vision"),
-    ("hand_written_cnn", ENCODING, "vision"),
-    ("wav2vec2", FORWARD, "speech"),
+@pytest.mark.parametrize(("name", "phase", "workload", "modality"), [
+    ("bert", FORWARD, "text_encoder", "text"),
+    ("albert", FORWARD, "text_encoder", "text"),
+    ("hand_written_gpt", FORWARD, "llm", "text"),
+    ("hand_written_tagger", FORWARD, "recurrent", "text"),
+    ("vit", ENCODING, "vision", "vision"),
+    ("swin", ENCODING, "vision", "vision"),
+    ("resnet", ENCODING, "vision", "vision"),
+    ("convnext", ENCODING, "vision", "vision"),
+    ("hand_written_cnn", ENCODING, "vision", "vision"),
+    ("wav2vec2", FORWARD, "speech", "audio"),
 ])
-def test_other_models(name: str, phase: ExecutionPhase, workload: str, tiers: Sequence[Tier]) -> None:
+def test_other_models(
+    name: str, phase: ExecutionPhase, workload: str, modality: str, tiers: Sequence[Tier]
+) -> None:
     model, inputs = BY_NAME[name].model().to(DEVICE), there(BY_NAME[name].inputs())
     with torch.no_grad():
         graph = recorded(model, lambda: model(**inputs))
@@ -210,6 +212,8 @@ def test_other_models(name: str, phase: ExecutionPhase, workload: str, tiers: Se
     profile = annotations.profile
     assert profile is not None
     assert (profile.workload, profile.steps) == (workload, (phase,))
+    assert {known["modality"] for known in annotations.nodes.values()} == {modality}
+    assert all("modality" in known["evidence"] for known in annotations.nodes.values())
     assert _phases(annotations, [node.id for node in graph.nodes()])[phase] > 0.9 * len(graph.nodes())
 
 
@@ -236,6 +240,11 @@ def test_pictures_and_text_meet() -> None:
 
 def test_two_towers_meet_at_their_end() -> None:
     graph, annotations = _run("clip")
+    for part, modality in (("vision_model", "vision"), ("text_model", "text")):
+        assert {annotations.nodes[node]["modality"] for node in _in(graph, 0, part)} == {modality}
+    logits = graph.nodes()[-1]
+    assert annotations.nodes[logits.id]["modality"] is djinn.Modality.MULTIMODAL_FUSION
+    assert logits.metadata["modality"] == "fusion"
     assert set(_phases(annotations, _in(graph, 0, "vision_model"))) == {ENCODING}
     assert set(_phases(annotations, _in(graph, 0, "text_model"))) == {FORWARD}
     met = _phases(annotations, [node.id for node in graph.nodes()])[ExecutionPhase.MULTIMODAL_FUSION]
