@@ -204,8 +204,13 @@ _watched: weakref.ref[torch.Tensor] | None = None
 def _cast_once(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Cast a weight once per autocast region, so that its gradients are summed in the lower precision, as in eager."""
     global _watched
-    if _watched is None:
-        _watched = weakref.ref(_planted(), _forget)
+    if _watched is None or _watched() is None:
+        _casts.clear()
+        planted = _planted()
+        if planted is None:
+            return weight.to(dtype)
+        _watched = weakref.ref(planted, _forget)
+        del planted
     known = _casts.get(id(weight))
     if known is None:
         known = _casts[id(weight)] = (weight, weight.to(dtype))
@@ -239,8 +244,8 @@ class _Probe(torch.Tensor):
         return made
 
 
-def _planted() -> torch.Tensor:
-    """Make PyTorch cache the cast of a probe, and return the cast."""
+def _planted() -> torch.Tensor | None:
+    """Make PyTorch cache the cast of a probe, and return the cast; None if another thread's region has just ended."""
     before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
     # Nothing may be saved for backward: checkpoints and others' hooks count what is.
     with torch.inference_mode(mode=False), torch.no_grad():
@@ -252,5 +257,5 @@ def _planted() -> torch.Tensor:
         finally:
             torch.set_autocast_enabled("cpu", before[0])
             torch.set_autocast_dtype("cpu", before[1])
-    cast: torch.Tensor = _Probe.made()
+    cast: torch.Tensor | None = _Probe.made()
     return cast

@@ -155,6 +155,26 @@ def test_casts_are_kept_within_a_region_only() -> None:
     model.to("cpu")
 
 
+@pytest.mark.parametrize("place", [(torch, "mm"), (product, "_planted")], ids=["at the probe", "after the probe"])
+def test_the_end_of_another_threads_region_keeps_no_cast(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, model = getattr(*place), nn.Linear(3, 3).to(DEVICE)
+
+    def ended(*args: Any) -> Any:
+        planted = plain(*args)
+        torch.clear_autocast_cache()
+        return planted
+
+    with monkeypatch.context() as patch, _autocast(str(DEVICE)):
+        patch.setattr(*place, ended)
+        assert model(torch.ones(1, 3, device=DEVICE)).abs().sum().item() > 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with _autocast(str(DEVICE)):
+        assert model(torch.ones(1, 3, device=DEVICE)).abs().sum().item() == 0
+    model.to("cpu")
+
+
 def test_regions_nest_end_and_can_be_switched_off() -> None:
     def program(device: str) -> list[Any]:
         kind = device.partition(":")[0]
