@@ -28,7 +28,10 @@ def describe(value: Any) -> str:
     shape = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
     if value.device.type == "meta" or value.numel() > _SHOWN_ELEMENTS:
         return shape
-    return f"{shape} {value.detach().cpu().tolist()}"
+    try:
+        return f"{shape} {value.detach().cpu().tolist()}"
+    except RuntimeError:  # bits are no numbers; PyTorch raises this class or one that is derived from it
+        return f"{shape} {bytes_of(value.cpu()).hex()}"
 
 
 def violated(what: str, *, got: str, wanted: str, where: str) -> NoReturn:
@@ -97,6 +100,10 @@ def same_elements(got: torch.Tensor, wanted: torch.Tensor, relative: float = 0.0
     return torch.equal(got, wanted)
 
 
+_WHOLE = {1: torch.uint8, 2: torch.int16}
+"""Dtypes with kernels that copy; some small ones, such as ``int4``, have none."""
+
+
 def same_bits(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Compare elements bit by bit, regardless of strides."""
     return bytes_of(got) == bytes_of(wanted)
@@ -106,7 +113,10 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return the elements of a CPU tensor as bytes, in row-major order."""
     if tensor._is_zerotensor():
         return bytes(tensor.numel() * tensor.element_size())
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
+    flat = tensor.detach().resolve_conj().resolve_neg()
+    if (whole := _WHOLE.get(flat.itemsize)) is not None:
+        flat = flat.view(whole)
+    flat = flat.contiguous().flatten()
     return bytes(buffer_of(flat))
 
 

@@ -34,6 +34,7 @@ from djinn.wire.messages import (
 from djinn.wire.tensors import DTYPES, header_of
 from djinn_conformance.assertions import (
     bytes_of,
+    describe,
     expect,
     expect_equal,
     expect_raises,
@@ -394,8 +395,8 @@ def _check_views(
         if isinstance(item, Description):
             expect_equal((item.size, item.stride), (size, stride), "size and stride of what was received", where)
         expect(isinstance(item, Description) and tensor.dtype == wanted.dtype
-               and bytes_of(tensor.contiguous()) == bytes_of(wanted.contiguous()), "what was received",
-               got=(item, tensor), wanted=str(wanted), where=where)
+               and bytes_of(tensor) == bytes_of(wanted), "what was received",
+               got=(item, describe(tensor)), wanted=describe(wanted), where=where)
 
 
 class _Breaking:
