@@ -55,7 +55,8 @@ def batch_norm_backward(
     if not train or not isinstance(gradient, LazyTensor) or gradient.dtype != tensor.dtype or (
             not _is_for_cudnn(session, tensor, (weight, save_mean, save_invstd), training=True)):
         return NotImplemented
-    return _recorded(session, norm_operators().backward, gradient, tensor, weight, save_mean, save_invstd, eps)
+    gradients = _recorded(session, norm_operators().backward, gradient, tensor, weight, save_mean, save_invstd, eps)
+    return tuple(made if wanted else None for made, wanted in zip(gradients, mask, strict=True))
 
 
 class _RmsNorm(torch.autograd.Function):

@@ -55,6 +55,8 @@ _MADE = {
 }
 """Factories that do not support every dtype, and dtypes that they support everywhere; for others, the executor
 decides."""
+_MASKS_ITS_INPUT = frozenset(("aten::native_batch_norm_backward", "aten::batch_norm_backward"))
+"""Backward passes that make the gradient of their input on meta though it was not asked for."""
 _NOT_OF_BOOLS = frozenset(("cumsum", "cumprod"))
 """Operators that eager refuses to compute in bool."""
 _NO_BOOLS = frozenset(("sub", "rsub", "_foreach_sub", "pow"))
@@ -99,6 +101,15 @@ def is_believable(facts: SchemaFacts, tensors: Sequence[torch.Tensor]) -> bool:
     # The CPU converts halves, and operands with different dtypes; a copy of an overlapping one has another layout.
     return base in _LAYOUT_KNOWN and (all(map(_is_dense, tensors)) or (
         _same_dtype(tensors) and not any(map(_is_repeated_half, tensors))))
+
+
+def absent_results(facts: SchemaFacts, named: Mapping[str, Any]) -> Sequence[int]:
+    """Return the positions of results that are ``None`` on devices, for which meta makes tensors."""
+    if facts.name in _MASKS_ITS_INPUT and not named["output_mask"][0]:
+        return (0,)
+    if facts.name == "aten::_native_multi_head_attention" and not named.get("need_weights", True):
+        return (1,)
+    return ()
 
 
 def _base_of(facts: SchemaFacts) -> str:

@@ -13,7 +13,7 @@ from djinn.kinds import Inference, OutputSpec
 from djinn_shapes_meta import without_dynamo
 from djinn_shapes_meta.layouts import corrected
 from djinn_shapes_meta.refusals import decided_by_numbers, is_refused
-from djinn_shapes_meta.rules import has_dimensions, is_believable, is_ordinary
+from djinn_shapes_meta.rules import absent_results, has_dimensions, is_believable, is_ordinary
 
 _SIZED_BY_NUMBERS = ("aten::upsample_", "aten::_upsample_", "aten::arange", "aten::range", "aten::linspace",
                      "aten::logspace", "aten::histc", "aten::histogram")
@@ -66,6 +66,8 @@ class MetaShapes:
             values: Sequence[Any] = ()
         else:
             values = (returned,) if len(facts.returns) == 1 else returned
+            absent = absent_results(facts, {**dict(zip(facts.argument_names, args, strict=False)), **kwargs})
+            values = [None if place in absent else value for place, value in enumerate(values)] if absent else values
         results: list[OutputSpec | None | tuple[OutputSpec, ...]] = []
         for kind, value in zip(facts.returns, values, strict=True):
             if kind is ReturnKind.PLAIN:

@@ -127,6 +127,14 @@ def test_what_cudnn_does_not_take_is_recorded_as_before(server: Any, why: str) -
     assert not [name for name in names_in(captured) if name.startswith("djinn::")]
 
 
+def test_gradients_that_nobody_asked_for_are_none(server: Any) -> None:
+    with believed_cuda(server=server.address):
+        data, channel = torch.randn(3, 4, 5, 6, device=D), torch.ones(4, device=D)
+        found = torch.ops.aten.native_batch_norm_backward(
+            data, data, channel, channel, channel, channel, channel, True, 1e-5, [False, True, False])
+        assert [one is None for one in found] == [True, False, True]
+
+
 def test_a_guard_refuses_what_does_not_fit(server: Any) -> None:
     operators = norm_operators()
     data, channel = torch.ones(2, 4, 3, 3), torch.ones(4)

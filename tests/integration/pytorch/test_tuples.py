@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -128,6 +129,33 @@ def test_results_into_given_tensors_are_named_and_are_those() -> None:
         into = (torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
         made = torch.sort(x, out=into)
         return made, made.values is into[0], into
+
+    assert_same(program)
+
+
+@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("wanted", [*itertools.product((False, True), repeat=3)])
+def test_results_that_nobody_asked_for_are_none(
+    request: pytest.FixtureRequest, wanted: tuple[bool, ...], here: bool
+) -> None:
+    if here:
+        request.getfixturevalue("in_process")
+
+    def program(device: str) -> Any:
+        aten, data = torch.ops.aten, torch.arange(12.0, device=device).view(1, 3, 4)
+        channel, packed = torch.ones(3, device=device), torch.ones(12, 4, device=device)
+        norm = (channel, channel, channel, channel, channel, True, 1e-5, wanted)
+        whole = torch.ones(4, 4, device=device), torch.ones(4, device=device)
+        found = [
+            *aten.native_batch_norm_backward(data, data, *norm),
+            *aten.batch_norm_backward(data, data, *norm, channel),
+            *aten.convolution_backward(
+                data, data, channel.view(3, 1, 1), [3], [1], [0], [1], False, [0], 3, wanted),
+            *torch._native_multi_head_attention(
+                data, data, data, 4, 2, packed, packed.view(-1)[:12], *whole, None, need_weights=wanted[0]),
+        ]
+        assert "None" in repr(found) or all(wanted)
+        return found
 
     assert_same(program)
 
