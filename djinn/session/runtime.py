@@ -6,8 +6,8 @@ import atexit
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,7 +69,7 @@ def _start(given: Mapping[str, Any]) -> Session:
     plugins = Plugins.configured(given, os.environ)
     plugins.hook.djinn_check_settings(settings=plugins.settings)
     shutdown()
-    begin = time.perf_counter()
+    begin = perf_counter()
     configure(config := plugins.settings(Config))
     connections: list[Connection] = []
     try:
@@ -85,7 +85,7 @@ def _start(given: Mapping[str, Any]) -> Session:
         atexit.register(shutdown)
     _session, _process = session, os.getpid()
     dispatcher.begin(session.recorder.dispatch, operators)
-    _init_time_ms = (time.perf_counter() - begin) * 1000
+    _init_time_ms = (perf_counter() - begin) * 1000
     try:
         plugins.hook.djinn_session_started(session=session)
         for hook in _init_hooks:

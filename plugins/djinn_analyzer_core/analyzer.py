@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
+from time import perf_counter
 from typing import Any
 
 from djinn_lib_graph.graph import Graph
@@ -38,24 +38,24 @@ class CoreAnalyzer:
         """Annotate the nodes and values of a graph."""
         if not graph.nodes():
             return Annotations()
-        began = time.perf_counter()
+        began = perf_counter()
         seconds: dict[Tier, float] = {}
         found, meaning = survey(graph), None
         fields: list[dict[str, Any]] = [{} for _ in found.nodes]
         if Tier.OPERATION in self.tiers:
             operations = Operations(found)
             fields = [dict(operations.fields(position)) for position in range(len(fields))]
-            seconds[Tier.OPERATION] = time.perf_counter() - began
+            seconds[Tier.OPERATION] = perf_counter() - began
         used = [match for match in matches if _is_in(found, match)] if Tier.STRUCTURE in self.tiers else []
         if Tier.STRUCTURE in self.tiers:
-            began = time.perf_counter()
+            began = perf_counter()
             meaning = _plain(found, used)
             add_structure(fields, found, used, meaning)
-            seconds[Tier.STRUCTURE] = time.perf_counter() - began
+            seconds[Tier.STRUCTURE] = perf_counter() - began
         if Tier.RUNTIME in self.tiers and is_watched(found):
-            began = time.perf_counter()
+            began = perf_counter()
             meaning = add_runtime(fields, found, used, _plain(found, used) if meaning is None else meaning)
-            seconds[Tier.RUNTIME] = time.perf_counter() - began
+            seconds[Tier.RUNTIME] = perf_counter() - began
         return Annotations(
             {node.id: known for node, known in zip(found.nodes, fields, strict=True)},
             {} if meaning is None else {value: residency for value, (residency, _) in meaning.values.items()},

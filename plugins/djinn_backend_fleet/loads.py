@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from djinn_lib_service.device_report import FIRST_REPORT, LOAD_HANDLE, load_in
@@ -75,7 +75,7 @@ class FleetLoads:
         is_asked = self._is_old(executor, REFRESH_S)
         values = link.fetch([*slots, _QUESTION] if is_asked else slots, whole=True)
         if is_asked:
-            self._asked_s[executor] = time.monotonic()
+            self._asked_s[executor] = monotonic()
             self._loads[executor] = load_in(values.pop(), link.address)
         self.answered(executor, link)
         return values
@@ -107,10 +107,10 @@ class FleetLoads:
                 return
 
     def _is_old(self, executor: int, age_s: float) -> bool:
-        return self._are_read and time.monotonic() - self._asked_s[executor] >= age_s
+        return self._are_read and monotonic() - self._asked_s[executor] >= age_s
 
     def _is_quiet(self, executor: int, link: SingleBackend) -> bool:
-        now = time.monotonic()
+        now = monotonic()
         if link.nodes_sent != self._sent[executor][0]:
             self._sent[executor] = link.nodes_sent, now
         return now - self._sent[executor][1] >= QUIET_S

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import monotonic, thread_time
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class Checkpointer:
     """
 
     def __init__(self, journal: Journal, budget_s: float, devices: Sequence[torch.device | None],
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = monotonic) -> None:
         self.counts: Counter[str] = Counter()
         self._journal = journal
         self._devices = devices
@@ -78,7 +78,7 @@ class Checkpointer:
     def checkpoint(self, hands: ReplayTarget) -> None:
         """Make a checkpoint if it is worthwhile. All submitted work must have been answered."""
         journal, budget = self._journal, self._budget
-        began_s = time.thread_time()
+        began_s = thread_time()
         size_bytes = journal.size_bytes
         journal.compact()
         is_crowded = journal.size_bytes > self._next_bytes
@@ -86,7 +86,7 @@ class Checkpointer:
             budget.looked(journal.replay_s)
             return
         found = plan(journal, journal.costs(), self._bytes_per_s, self._poisoned)
-        takes_s = found.size_bytes / self._bytes_per_s + time.thread_time() - began_s
+        takes_s = found.size_bytes / self._bytes_per_s + thread_time() - began_s
         self._next_bytes = self._crowded_bytes()
         if found.left_s > journal.replay_s / 2 and not (is_crowded and found.left_bytes < size_bytes // 2):
             self._refuse(found, "pieces", "what it would have to do again is mostly for values that cannot be fetched "

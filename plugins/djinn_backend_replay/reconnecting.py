@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 
 import attrs
 from djinn_lib_interrupts.interrupts import sleep, through
@@ -67,7 +67,7 @@ class Reconnector:
             raise
 
     def _connected(self, found: list[Connection | None]) -> list[Connection]:
-        began_s = time.monotonic()
+        began_s = monotonic()
         pause_s, reason = FIRST_PAUSE_S, ""
         while True:
             for index, address in enumerate(self.addresses):
@@ -81,7 +81,7 @@ class Reconnector:
                         reason = error.summary
             is_replaced = found.count(None) < len(found)
             patience_s = min(self.timeout_s, self.failover_s) if is_replaced else self.timeout_s
-            left_s = began_s + patience_s - time.monotonic()
+            left_s = began_s + patience_s - monotonic()
             if None not in found or left_s <= 0:
                 break
             sleep(min(left_s, pause_s * _random.uniform(0.5, 1)))

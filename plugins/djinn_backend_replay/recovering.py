@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 import torch
@@ -282,11 +282,11 @@ class Recovering:
     @contextmanager
     def _metered(self) -> Iterator[None]:
         """Add the processor time of this side, without waiting times."""
-        began = time.thread_time()
+        began = thread_time()
         try:
             yield
         finally:
-            self._spent_s += time.thread_time() - began
+            self._spent_s += thread_time() - began
 
     def _answered(self, asked: Sequence[int]) -> None:
         """Record an answer; entries that all servers have answered for are settled."""
@@ -342,7 +342,7 @@ class Recovering:
                          "new session.")
                 continue
             self._tries += 1
-            began = time.monotonic()
+            began = monotonic()
             try:
                 connections = self._reconnector.connect()
             except (TokenEndedError, TransportError) as error:
@@ -351,7 +351,7 @@ class Recovering:
             self._begin_anew(connections, began)
 
     def _begin_anew(self, connections: Sequence[Connection], began: float) -> None:
-        connected_s, spent_s = time.monotonic() - began, -time.thread_time()
+        connected_s, spent_s = monotonic() - began, -thread_time()
         self.journal.compact()
         try:
             meters = list(map(MeteredConnection, connections))
@@ -371,9 +371,9 @@ class Recovering:
             raise
         self._hands, self._losses, self._is_alive = hands, replay.losses, True
         self._meters, self._run_ns = meters, sum(meter.run_ns for meter in meters)
-        replayed_s = time.monotonic() - began - connected_s
+        replayed_s = monotonic() - began - connected_s
         # Measured like the budget: the load of other processes on these machines does not count.
-        work_s = spent_s + time.thread_time() + self._run_ns / 1e9
+        work_s = spent_s + thread_time() + self._run_ns / 1e9
         self._counts.update(recoveries=1, nodes_replayed=replay.nodes, bytes_replayed=replay.size_bytes,
                             replay_ms=round(1000 * work_s))
         log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",

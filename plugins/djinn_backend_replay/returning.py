@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import monotonic
 
 from djinn_lib_interrupts.interrupts import through
 
@@ -29,7 +29,7 @@ class ReturnWatch:
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, connect: Callable[[str], Connection], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, connect: Callable[[str], Connection], clock: Callable[[], float] = monotonic) -> None:
         self._connect = connect
         self._clock = clock
         self._missing = deque[str]()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import attrs
@@ -126,7 +126,7 @@ class _Timed(ConnectionWrapper):
         answer = self.plain.request(self._noted(batch), tensors)
         if answer[0].now_ns:
             # The way back takes longest when the network is busy.
-            offset_ns = time.time_ns() - answer[0].now_ns
+            offset_ns = time_ns() - answer[0].now_ns
             self._offset_ns = offset_ns if self._offset_ns is None else min(offset_ns, self._offset_ns)
         self._timings += answer[0].timings
         return answer

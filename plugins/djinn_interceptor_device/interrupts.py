@@ -10,9 +10,9 @@ import _thread
 import ctypes
 import os
 import signal
-import time
 from pathlib import Path
 from threading import get_ident, main_thread
+from time import sleep
 from types import FrameType
 from typing import Any
 
@@ -108,7 +108,7 @@ class DeviceInterruptHandler(InterruptHandler):
             _set_handler(signal.SIGINT, _SIG_IGN)
 
     def _again(self, number: int, tries: int) -> None:
-        time.sleep(AGAIN_S)
+        sleep(AGAIN_S)
         if self._is_pending and self._tries == tries:
             self._comes_again = True
             _thread.interrupt_main(signal.Signals(number))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from contextlib import AbstractContextManager
+from time import perf_counter_ns
 from typing import Any, NoReturn, Self
 
 import torch
@@ -95,7 +95,7 @@ class RemoteEvent(torch.Event):
         self._is_pending = runtime.is_initialized()
         if self._is_timed:
             self.synchronize()
-        self._recorded_ns = time.perf_counter_ns()
+        self._recorded_ns = perf_counter_ns()
 
     def wait(self, stream: Any = None) -> None:
         """Do nothing: operations run in the order of their recording."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, cast
 
 import attrs
@@ -83,9 +83,9 @@ def annotate_graph(graph: Graph, matches: Sequence[PatternMatch] | None = None) 
     Raises:
         PluginValidationError: An analyzer refers to something that is not in the graph, or to unknown fields.
     """
-    began = time.perf_counter()
+    began = perf_counter()
     matches = find_patterns(graph) if matches is None else matches
-    seconds = {Tier.STRUCTURE: time.perf_counter() - began}
+    seconds = {Tier.STRUCTURE: perf_counter() - began}
     fields = {node.id: _known_of(node) for node in graph.nodes()}
     values: dict[str, DataResidency] = {}
     profile = None

@@ -18,9 +18,9 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # importing `signal`, which wraps it, takes longer
 import signal
 import threading
-import time
 from collections.abc import Callable, Mapping
 from threading import get_ident, main_thread
+from time import sleep as _sleep
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakMethod
@@ -324,4 +324,4 @@ def _raise(error: BaseException) -> NoReturn:
 
 def sleep(seconds: float) -> None:
     """Sleep until the time is over or an interrupt arrives."""
-    through(lambda: time.sleep(seconds))
+    through(lambda: _sleep(seconds))

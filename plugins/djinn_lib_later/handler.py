@@ -7,8 +7,8 @@ import logging
 import os
 import re
 import threading
-import time
 from collections import deque
+from time import monotonic
 from typing import Any
 
 import attrs
@@ -144,7 +144,7 @@ class _QuietTape:
                         if value.session is not None), None)
         if session is None:
             return
-        seen, now_s = (session.backend.nodes_taken, len(session.tape.nodes)), time.monotonic()
+        seen, now_s = (session.backend.nodes_taken, len(session.tape.nodes)), monotonic()
         if seen != self._seen:
             self._seen, self._since_s = seen, now_s
         is_quiet = now_s - self._since_s >= IDLE_S

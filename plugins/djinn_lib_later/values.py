@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -112,16 +112,16 @@ class LaterValue:
         self._session = self._outstanding = None
 
     def _arrives_within(self, timeout_s: float) -> bool:
-        until, pause_s = time.monotonic() + timeout_s, LOOK_S
+        until, pause_s = monotonic() + timeout_s, LOOK_S
         while not self.ready():
             outstanding = self._outstanding
             if outstanding is None or any(value is self for value in outstanding.refused):
                 # It cannot come without a wait.
                 return True
-            left_s = until - time.monotonic()
+            left_s = until - monotonic()
             if left_s <= 0:
                 return False
-            time.sleep(min(pause_s, left_s))
+            sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LONGEST_LOOK_S)
         return True
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from time import time_ns
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
@@ -87,7 +87,7 @@ def digested(file: Path, extents: Mapping[str, TensorExtent]) -> Digested:
         known = _remembered().get(str(file))
         if known is not None and known.identity == identity:
             return Digested(identity, known.digest)
-        is_reliable = _is_reliable(identity, time.time_ns())
+        is_reliable = _is_reliable(identity, time_ns())
         if extents and not is_reliable:
             return _digested_in_parts(opened, identity, extents)
         digest = hashlib.file_digest(opened, "sha256").hexdigest()

@@ -6,11 +6,11 @@ import logging
 import os
 import re
 import secrets
-import time
 import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -131,7 +131,7 @@ def sent_whole(file: Path, digest: str, device: Any = None) -> bool:
             position = reply.position
             if reply.wait_s:
                 now_waiting(f"another client sends {file.name}: {position} of {size_bytes} bytes are there")
-                time.sleep(min(reply.wait_s, 1.0))
+                sleep(min(reply.wait_s, 1.0))
             else:
                 now_waiting(f"sending {file.name}", position, size_bytes)
             _log.info("%s: %d of %d bytes are sent", file.name, position, size_bytes)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Iterator, MutableMapping
+from time import monotonic, sleep
 from typing import Any
 
 import attrs
@@ -140,13 +140,13 @@ def open_session(session: Session, name: str, lease_s: float = 0.0, *, must_exis
     Raises:
         RefusedError, LimitError: The server refuses; the message says what to do.
     """
-    deadline = time.monotonic() + OPEN_TIMEOUT_S
+    deadline = monotonic() + OPEN_TIMEOUT_S
     request = NamedRequest(name, lease_s, must_exist)
     while (reply := _asked(request)).wait_s:
-        if time.monotonic() >= deadline:
+        if monotonic() >= deadline:
             raise RefusedError(f"The session {name!r} is still open for a process that is gone: its program runs.",
                                hint="Try again, or ask the server's operator to end it with djinn kick.")
-        time.sleep(min(reply.wait_s, 1.0))
+        sleep(min(reply.wait_s, 1.0))
     note = f": the earlier session of that name has ended, {reply.note}" if reply.note else ""
     _opened[:] = [_Opened(weakref.ref(session), name, note, {kept.name: kept for kept in reply.values})]
 

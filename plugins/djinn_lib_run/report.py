@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
+from time import monotonic
 
 __all__ = ("RunReport",)
 
@@ -27,7 +27,7 @@ class RunReport:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self._lock = threading.Lock()
-        self._begin_s = time.monotonic()
+        self._begin_s = monotonic()
         self._places: dict[str, None] = {}
         self._counts = dict.fromkeys(_COUNTED, 0)
 
@@ -65,7 +65,7 @@ class RunReport:
         Args:
             running: Counters of the session that is still running.
         """
-        passed_s = time.monotonic() - self._begin_s
+        passed_s = monotonic() - self._begin_s
         where = " and ".join(self._places) or "the device"
         counts = {name: count + (running or {}).get(name, 0) for name, count in self._counts.items()}
         if not counts["operations"]:

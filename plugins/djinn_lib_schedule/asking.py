@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import perf_counter
 
 from djinn_lib_graph.graph import Graph
 from djinn_lib_trace.totals import TOTALS
@@ -16,7 +16,7 @@ __all__ = ("scheduled",)
 
 def scheduled(scheduler: GraphScheduler, graph: Graph, devices: Sequence[DeviceInfo]) -> ExecutionSchedule:
     """Return the schedule of a scheduler, which the caller checks."""
-    begin_s = time.perf_counter()
+    begin_s = perf_counter()
     made = scheduler.schedule(graph, devices)
-    TOTALS.scheduled(made.scheduler or scheduler.name, time.perf_counter() - begin_s)
+    TOTALS.scheduled(made.scheduler or scheduler.name, perf_counter() - begin_s)
     return made

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -59,7 +59,7 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
         TransportError: The connection broke.
         OSError: The file cannot be written.
     """
-    session, began = runtime.current(), time.perf_counter()
+    session, began = runtime.current(), perf_counter()
     workloads = _registered(session)
     remote = session.backend.executors[executor]
     with (_undisturbed(session), torch.no_grad(), _progress(len(workloads) + 1) as advance,
@@ -70,11 +70,11 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
         for workload in workloads:
             trials.run(workload)
             advance(workload.name)
-        while time.perf_counter() - began < seconds and (doubtful := trials.most_doubtful()) is not None:
+        while perf_counter() - began < seconds and (doubtful := trials.most_doubtful()) is not None:
             trials.run(doubtful)
         empty_s = trials.empty_s()
     profile = fit(trials.measured(), empty_s=empty_s, run_s=max(empty_s - down.latency_s - up.latency_s, 0.0))
-    found = Calibration(kept.identity_of(remote), profile, down, up, time.perf_counter() - began,
+    found = Calibration(kept.identity_of(remote), profile, down, up, perf_counter() - began,
                         tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
     kept.use_calibration(session, found)
     if isinstance(session.backend, SupportsPlacement):
@@ -174,10 +174,10 @@ class _Trials:
         """
         self._written.zero_()
         results = run()
-        begin = time.perf_counter()
+        begin = perf_counter()
         self._session.flush()
         self._session.materialize([self._written])
-        taken = time.perf_counter() - begin
+        taken = perf_counter() - begin
         del results
         self._session.flush()
         return taken
@@ -231,11 +231,11 @@ def _sending_s(session: Session, source: int, target: int, elements: int) -> flo
             value = torch.zeros(elements, device=device)
         session.synchronize()
         for timed in (True, False):
-            begin = time.perf_counter()
+            begin = perf_counter()
             with pinned(session, target) as device:
                 value.to(device).sum()
             session.synchronize()
-            taken.append(time.perf_counter() - begin if timed else begin - time.perf_counter())
+            taken.append(perf_counter() - begin if timed else begin - perf_counter())
     # The second time, the value is already there.
     return max(2 * statistics.fmean(taken), 1e-6)
 
@@ -244,22 +244,22 @@ def _links(session: Session, device: torch.device) -> tuple[LinkProfile, LinkPro
     """Measure both directions of the link to the executor: half a round trip each, and the bandwidth."""
     trips = []
     for _ in range(ROUND_TRIPS):
-        begin = time.perf_counter()
+        begin = perf_counter()
         session.synchronize()
-        trips.append(time.perf_counter() - begin)
+        trips.append(perf_counter() - begin)
     trip_s = statistics.median(trips)
     sent: list[float] = []
     fetched: list[float] = []
     for turn in range(LINK_TURNS):
         # Different bytes each time, because a server may keep earlier uploads.
         data = torch.full((LINK_BYTES // 4,), float(turn))
-        begin = time.perf_counter()
+        begin = perf_counter()
         there: LazyTensor = session.upload(data, device)
         session.synchronize()
-        sent.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
+        sent.append(perf_counter() - begin)
+        begin = perf_counter()
         session.materialize([there])
-        fetched.append(time.perf_counter() - begin)
+        fetched.append(perf_counter() - begin)
     return _link(trip_s, fetched), _link(trip_s, sent)
 
 

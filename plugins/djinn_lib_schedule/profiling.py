@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -131,9 +131,9 @@ class _Watch(ConnectionWrapper):
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Submit a batch and wait for its answer."""
         asking = self._asking(batch)
-        begin_ns = time.monotonic_ns()
+        begin_ns = monotonic_ns()
         result, data = self.plain.request(asking, tensors)
-        self._clock.compare(begin_ns, time.monotonic_ns(), result.now_ns)
+        self._clock.compare(begin_ns, monotonic_ns(), result.now_ns)
         self.timings += result.timings
         return result, data
 

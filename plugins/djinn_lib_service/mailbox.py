@@ -12,9 +12,9 @@ import hmac
 import os
 import secrets
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 
 import attrs
 import msgspec
@@ -180,7 +180,7 @@ class Mailbox:
             PeerError: The transfer will not arrive, because the sender is gone or never connected; or the receiver no
                 longer needs it.
         """
-        patience = time.monotonic() + self._absence_s
+        patience = monotonic() + self._absence_s
         with self.waiting(), self._changed:
             while (held := self._held.pop((sender, number), None)) is None:
                 self._check(sender, number, patience)
@@ -295,7 +295,7 @@ class Mailbox:
         if sender in self._ended:
             raise PeerError(f"Session {sender} is gone and has not sent transfer {number}: {self._ended[sender]}.",
                             hint=_AGAIN)
-        if time.monotonic() >= patience:
+        if monotonic() >= patience:
             raise PeerError(f"Session {sender} should have sent transfer {number} and has not connected within "
                             f"{self._absence_s:g} s.", hint=_AGAIN)
 

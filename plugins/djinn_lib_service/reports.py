@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any, TypeVar
 
 import msgspec
@@ -133,12 +133,12 @@ class RunTime:
 
     def of(self, run: Callable[[], _T]) -> _T:
         """Run a program."""
-        begin_ns = time.monotonic_ns()
+        begin_ns = monotonic_ns()
         self._first_ns = self._first_ns or begin_ns
         try:
             return run() if self.timings is None else self.timings.of(run)
         finally:
-            self._ns += time.monotonic_ns() - begin_ns
+            self._ns += monotonic_ns() - begin_ns
 
     def settle(self) -> None:
         """Wait until an asynchronous device has finished."""
@@ -153,4 +153,4 @@ class RunTime:
         if self._settle is None or not since_ns:
             return taken
         self._attempt(self._settle)
-        return time.monotonic_ns() - since_ns
+        return monotonic_ns() - since_ns

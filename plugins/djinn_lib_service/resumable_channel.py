@@ -7,8 +7,8 @@ import hashlib
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Protocol, runtime_checkable
 
 import attrs
@@ -138,7 +138,7 @@ class ResumableChannel:
     """
 
     def __init__(self, channel: Channel, first: int, lease_s: float,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = monotonic) -> None:
         self.peer = channel.peer
         self.settle: Callable[[], None] = _nothing
         self.stop: list[DjinnError] = []

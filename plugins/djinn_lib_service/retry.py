@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 from typing import TypeVar
 
 from djinn.errors import RefusedError
@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 
 
 def patiently(
-    connect: Callable[[float], _T], timeout_s: float, *, sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    connect: Callable[[float], _T], timeout_s: float, *, sleep: Callable[[float], None] = sleep,
+    clock: Callable[[], float] = monotonic,
 ) -> _T:
     """Connect, and retry as long as the server asks for it.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 import torch
@@ -204,7 +204,7 @@ class SessionService:
                 self._carry_out(command)
         else:
             for command in batch.commands:
-                begin_ns = time.monotonic_ns()
+                begin_ns = monotonic_ns()
                 self._carry_out(command)
                 if batch.settled and isinstance(command, (Run, RunDelta)):
                     self._run_time.settle()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic_ns
 from typing import Any, TypeVar
 
 import attrs
@@ -58,11 +58,11 @@ class Timings:
         if self._mark is not None:
             attempt(self._settle)
         # A device that has nothing to do reaches a mark at once.
-        self._known, self._known_ns = self._marked(), time.monotonic_ns()
+        self._known, self._known_ns = self._marked(), monotonic_ns()
 
     def of(self, run: Callable[[], _T]) -> _T:
         """Run a program, whose turn it is."""
-        begin_ns, first = time.monotonic_ns(), self._marked()
+        begin_ns, first = monotonic_ns(), self._marked()
         try:
             return run()
         finally:
@@ -70,7 +70,7 @@ class Timings:
 
     def add(self, command: Command, begin_ns: int) -> None:
         """Record the end of a command, if its kind is reported."""
-        end_ns = time.monotonic_ns()
+        end_ns = monotonic_ns()
         if isinstance(command, (Run, RunDelta)):
             self._pending.append(self._program(command.program, begin_ns, end_ns))
         elif isinstance(command, Send):
@@ -93,7 +93,7 @@ class Timings:
         while self._pending and (timing := self._timing(self._pending[0])) is not None:
             taken.append(timing)
             self._pending.popleft()
-        return msgspec.structs.replace(result, timings=tuple(taken), now_ns=time.monotonic_ns())
+        return msgspec.structs.replace(result, timings=tuple(taken), now_ns=monotonic_ns())
 
     def _program(self, program: int, begin_ns: int, end_ns: int) -> Timing | _Submitted:
         """Return what is known of a program. One that ran before it was requested takes no time."""

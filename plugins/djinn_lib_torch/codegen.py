@@ -7,8 +7,8 @@ text from outside. One step is one line, so a traceback's line number identifies
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
 
@@ -101,9 +101,9 @@ class Compiled:
 
     def _tried(self, inputs: list[Any], numbers: Sequence[Any], stop: Sequence[BaseException]) -> list[Any]:
         """Run once, and measure whether segments would save anything."""
-        began_ns = time.perf_counter_ns()
+        began_ns = perf_counter_ns()
         outcome = self._plain.function(inputs, numbers, stop)
-        self._shortest_ns = min(self._shortest_ns, time.perf_counter_ns() - began_ns)
+        self._shortest_ns = min(self._shortest_ns, perf_counter_ns() - began_ns)
         self._trials -= 1
         steps = len(self._program.steps)
         if (not self._trials and self._shortest_ns < SMALL_STEP_NS * steps and self._graphs is not None

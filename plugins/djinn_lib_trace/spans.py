@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -77,7 +77,7 @@ class Spans:
 
     def add(self, name: str, stage: SpanStage, begin_ns: int, **facts: Any) -> None:
         """Add a span that ends now, on this thread."""
-        self.put(Span(name, stage, begin_ns, time.perf_counter_ns(), threading.current_thread().name, facts))
+        self.put(Span(name, stage, begin_ns, perf_counter_ns(), threading.current_thread().name, facts))
 
     def put(self, span: Span) -> None:
         """Add a span."""
@@ -165,7 +165,7 @@ class _TimedConnection(ConnectionWrapper):
         super().__init__(plain)
         self._spans = spans
         self._remote = remote
-        self._free_ns = time.perf_counter_ns()
+        self._free_ns = perf_counter_ns()
         self._sent = remote.nodes_sent
         self._clock = ServerClock()
         self._is_asked = False
@@ -180,11 +180,11 @@ class _TimedConnection(ConnectionWrapper):
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Submit a batch and wait for its answer."""
         facts = self._recorded(batch, tensors)
-        asking, begin_ns = self._asking(batch), time.perf_counter_ns()
+        asking, begin_ns = self._asking(batch), perf_counter_ns()
         with self._timed("ask and wait", facts):
             answer = self.plain.request(asking, tensors)
         if answer[0].now_ns:
-            self._clock.compare(begin_ns, time.perf_counter_ns(), answer[0].now_ns)
+            self._clock.compare(begin_ns, perf_counter_ns(), answer[0].now_ns)
         for timing in answer[0].timings:
             self._told(timing)
         return answer
@@ -206,13 +206,13 @@ class _TimedConnection(ConnectionWrapper):
     @contextlib.contextmanager
     def _timed(self, name: str, facts: Mapping[str, Any]) -> Iterator[None]:
         received, sent = self.plain.bytes_received, self.plain.bytes_sent
-        begin_ns = time.perf_counter_ns()
+        begin_ns = perf_counter_ns()
         try:
             yield
         finally:
             self._spans.add(name, SpanStage.WIRE, begin_ns, **facts, bytes_sent=self.plain.bytes_sent - sent,
                             bytes_received=self.plain.bytes_received - received)
-            self._free_ns = time.perf_counter_ns()
+            self._free_ns = perf_counter_ns()
 
     def _recorded(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
         """Close the span of recording, and count what the batch holds."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Collection
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -62,7 +62,7 @@ class DeviceMemory:
 
     def __init__(
         self, executor: Executor, limit_bytes: int, *, host_bytes: int = 0, tiers: Tiers | None = None,
-        spare: SpareData | None = None, clock: Callable[[], float] = time.monotonic,
+        spare: SpareData | None = None, clock: Callable[[], float] = monotonic,
     ) -> None:
         self.lock = threading.RLock()
         self.accounts = Accounts()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic
 
 from djinn_lib_service.kinds import (
     Executor,
@@ -51,7 +51,7 @@ class TieredManager:
     """
 
     def __init__(self, executor: Executor, options: MemoryOptions, spare: SpareData | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = monotonic) -> None:
         self.device = DeviceMemory(
             executor, options.limit_bytes or NO_LIMIT_BYTES, host_bytes=options.host_bytes,
             tiers=Tiers(options.warning, options.critical), spare=spare, clock=clock)

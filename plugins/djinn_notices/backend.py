@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -69,13 +69,13 @@ class WatchedBackend(BackendWrapper):
         return round_trips, bytes_sent, bytes_received
 
     def _counted(self, action: Callable[[], _T]) -> _T:
-        began_s, before = time.perf_counter(), self._ledger.traffic or self._traffic()
+        began_s, before = perf_counter(), self._ledger.traffic or self._traffic()
         try:
             result = action()
         except BaseException:
-            self._count(began_s, time.perf_counter(), before)
+            self._count(began_s, perf_counter(), before)
             raise
-        ended_s = time.perf_counter()
+        ended_s = perf_counter()
         if (waited := self._count(began_s, ended_s, before)) is not None:
             self._warn(*waited, ended_s)
         return result

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from djinn_lib_service.failures import name_of
@@ -31,14 +31,14 @@ class CountedConnection(ConnectionWrapper):
     def request(self, batch: Batch, tensors: Sequence[torch.Tensor]) -> tuple[Result, list[torch.Tensor]]:
         """Send a batch and wait for its answer."""
         self._count(batch, "subgraph")
-        begin_s = time.perf_counter()
+        begin_s = perf_counter()
         try:
             answer = self.plain.request(batch, tensors)
         except BaseException:
             TOTALS.failed_requests += 1
             raise
         finally:
-            seconds = time.perf_counter() - begin_s
+            seconds = perf_counter() - begin_s
             TOTALS.requests.add(seconds)
         if answer[0].failures:
             TOTALS.memory_failures += any(failure.kind in _NO_MEMORY for failure in answer[0].failures)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from djinn_lib_trace.debugging import SHAPE_INFERENCE, follow, show
@@ -32,9 +32,9 @@ def watch(session: Session) -> None:
 def _measured(plan: Callable[..., CallPlan]) -> Callable[..., CallPlan]:
     def measured(binding: Any, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallPlan:
         # Of this thread alone: a busy machine makes no rule slow.
-        begin_s = time.thread_time()
+        begin_s = thread_time()
         made = plan(binding, operator, args, kwargs)
-        seconds = time.thread_time() - begin_s
+        seconds = thread_time() - begin_s
         is_slow = seconds > SLOW_RULE_S
         with TOTALS.lock:
             TOTALS.planned.add(seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -56,7 +56,7 @@ class Watcher:
 
     def began(self, what: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
         """Show a wait for something else than a connection, or a transfer of many messages."""
-        kind, now_s, last = "uploading" if total_bytes else "connecting", time.monotonic(), self._wait
+        kind, now_s, last = "uploading" if total_bytes else "connecting", monotonic(), self._wait
         first = Phase(kind, 0, now_s, now_s, done_bytes) if last is None or last[1].kind != kind else last[1]
         self._wait = what, attrs.evolve(first, done_bytes=done_bytes - first.base_bytes, changed_s=now_s,
                                         total_bytes=max(0, total_bytes - first.base_bytes))
@@ -86,9 +86,9 @@ class Watcher:
                 self._hide()
 
     def _look(self) -> None:
-        busy_s = time.monotonic()
+        busy_s = monotonic()
         while True:
-            now_s = time.monotonic()
+            now_s = monotonic()
             with self._lock:
                 if self._advance(now_s):
                     busy_s = now_s
@@ -99,8 +99,8 @@ class Watcher:
                     self.is_asleep = not self._advance(now_s)
             if self.is_asleep:
                 self._woken.wait()
-                busy_s = time.monotonic()
-            time.sleep(TICK_S)
+                busy_s = monotonic()
+            sleep(TICK_S)
 
     def _advance(self, now_s: float) -> bool:
         """Look once; return whether anything is in use."""

@@ -16,9 +16,9 @@ import math
 import os
 import re
 import threading
-import time
 from collections import defaultdict
 from pathlib import Path
+from time import monotonic
 
 import attrs
 from djinn_lib_service.file_identity import FileIdentity, identity_in, identity_of, sha256_of
@@ -60,7 +60,7 @@ class _Arriving:
     writer: str
     position: int = 0
     content: hashlib._Hash = attrs.field(factory=hashlib.sha256)
-    at: float = attrs.field(factory=time.monotonic)
+    at: float = attrs.field(factory=monotonic)
 
     def close(self) -> None:
         """Drop it, unless it has got its name."""
@@ -138,10 +138,10 @@ class KeptFiles:
         if arriving is None:
             return KeepReply(wait_s=WAIT_S)
         if arriving.writer != writer:
-            if time.monotonic() - arriving.at < WRITER_S:
+            if monotonic() - arriving.at < WRITER_S:
                 return KeepReply(arriving.position, wait_s=WAIT_S)
             arriving.writer = writer
-        arriving.at = time.monotonic()
+        arriving.at = monotonic()
         if arriving.size_bytes != size_bytes or begin != arriving.position or begin + len(data) > size_bytes:
             return KeepReply(arriving.position)
         self._make_room(path, arriving, len(data))
@@ -204,7 +204,7 @@ class KeptFiles:
 
     def _make_room(self, path: Path, arriving: _Arriving, size_bytes: int) -> None:
         """Delete files until another piece of an arriving one fits, and pieces of writers that are gone."""
-        now = time.monotonic()
+        now = monotonic()
         for other, each in list(self._arriving.items()):
             if now - each.at >= GONE_S and each is not arriving:
                 self._drop(other)

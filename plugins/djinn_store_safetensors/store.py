@@ -7,9 +7,9 @@ import logging
 import os
 import struct
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
+from time import sleep, time_ns
 
 import attrs
 import torch
@@ -142,9 +142,9 @@ def _opened(path: Path) -> int:
 
 
 def _look(descriptor: int, identity: FileIdentity) -> _Known:
-    if not is_settled(identity, time.time_ns()):
-        time.sleep(TICK_NS / 10**9)
-    begun_ns = time.time_ns()
+    if not is_settled(identity, time_ns()):
+        sleep(TICK_NS / 10**9)
+    begun_ns = time_ns()
     try:
         describe(descriptor)
     except ValueError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -65,7 +65,7 @@ class ScriptWatch:
             self._begin(called, args)
         if called is self._model:
             if self._depth == 0:
-                self._begin_ns = time.perf_counter_ns()
+                self._begin_ns = perf_counter_ns()
             self._depth += 1
 
     def _begin(self, model: torch.nn.Module, args: Any) -> None:
@@ -85,6 +85,6 @@ class ScriptWatch:
             return
         self._depth -= 1
         if self._depth == 0:
-            self.calls.append(Span(type(called).__name__, SpanStage.CAPTURE, self._begin_ns, time.perf_counter_ns(),
+            self.calls.append(Span(type(called).__name__, SpanStage.CAPTURE, self._begin_ns, perf_counter_ns(),
                                    threading.current_thread().name))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import ssl
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import TypeVar
 
 import anyio
@@ -61,7 +61,7 @@ async def linger(stream: ByteStream, most_s: float, most_bytes: int) -> None:
 
 
 async def _within_limits(stream: ByteStream, call: Callable[[], T], *, to_write: bool) -> T:
-    left_s = math.inf if stream.deadline is None else max(0.0, stream.deadline - time.monotonic())
+    left_s = math.inf if stream.deadline is None else max(0.0, stream.deadline - monotonic())
     stall_s = math.inf if stream.stall_timeout_s is None else stream.stall_timeout_s
     with anyio.move_on_after(min(left_s, stall_s)):
         return await _when_ready(stream, call, to_write=to_write)

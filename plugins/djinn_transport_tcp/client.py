@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 
 import attrs
 from djinn_lib_service.settings import ResumeSettings, UploadSettings
@@ -76,7 +76,7 @@ def reach(
             pause_s = next(pauses_s, None)
             if pause_s is None:
                 raise TransportError(error.summary, hint=error.hint) from None
-            time.sleep(pause_s)
+            sleep(pause_s)
 
 
 class _NoWorkerError(TransportError):
@@ -88,7 +88,7 @@ class _NoWorkerError(TransportError):
 def _reach(
     address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, wish: Wish
 ) -> SocketConnection:
-    deadline = time.monotonic() + options.connect_timeout_s
+    deadline = monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
     owner = options.settings(UploadSettings).owner
     redirect = connection.greet(options.token, deadline, owner, wish=wish)
@@ -109,7 +109,7 @@ def _reach(
     except TransportError as error:
         raise _gone(error) from None
     # A new deadline: the worker may have taken longer to start than the first connection could stay silent.
-    deadline = time.monotonic() + options.connect_timeout_s
+    deadline = monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened_there, options.request_timeout_s)
     # The user is interested in the expiry of the server's own certificate, which vouches for the worker's.
     connection.vouched_until_s = expires_s

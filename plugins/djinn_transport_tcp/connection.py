@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
 from typing import TypeVar
 
 import attrs
@@ -170,13 +170,13 @@ class SocketConnection(MessageReader):
     def introduce(self, greeting: Hello | PeerHello, deadline: float) -> Redirect | None:
         """Send a greeting and wait for the answer; see `greet`."""
         self._frames.stream.deadline = deadline
-        silence_s = max(deadline - time.monotonic(), MIN_SILENCE_S)
+        silence_s = max(deadline - monotonic(), MIN_SILENCE_S)
         try:
             self._sequence = 1
             self._outbox.send(views_of(self._sequence, greeting, ()), waits=True)
             answer = welcomed(self.address, greeting, lambda: self._read()[1], self._frames.stream, silence_s)
         except BaseException as error:  # noqa: BLE001  # for any error, close the connection and release it
-            is_late = isinstance(error, TimeoutError) and time.monotonic() >= self._frames.stream.deadline
+            is_late = isinstance(error, TimeoutError) and monotonic() >= self._frames.stream.deadline
             ended = self._ended(error)
             raise (unanswered(self.address, silence_s) if is_late else ended) from None
         self._frames.stream.deadline = None
@@ -403,17 +403,17 @@ class SocketConnection(MessageReader):
         self._leave()
         reason = reason_of(error) if isinstance(error, OSError) else str(error)
         _log.warning("the connection to %s broke (%s): going on over another one", self.address, reason)
-        began = time.monotonic()
+        began = monotonic()
         lacking = self._reconnect(reason, began)
         self.reconnections += 1
-        _log.warning("going on at %s after %.2f s; %d messages sent again", self.address, time.monotonic() - began,
+        _log.warning("going on at %s after %.2f s; %d messages sent again", self.address, monotonic() - began,
                      len(lacking))
 
     def _reconnect(self, reason: str, began: float) -> Sequence[Sequence[memoryview]]:
         patience = Patience(began, min(self._resuming.resume_timeout_s, self.welcome.lease_s))
         while True:
             is_refused = False
-            attempt_s = patience.attempt_s(time.monotonic())
+            attempt_s = patience.attempt_s(monotonic())
             try:
                 if attempt_s > 0:
                     return self._adopt(attempt_s)
@@ -427,7 +427,7 @@ class SocketConnection(MessageReader):
                 # The new connection broke as well.
                 self._leave()
                 _log.info("%s: again: %s", self.address, error)
-            pause_s = patience.pause_s(time.monotonic(), is_refused=is_refused)
+            pause_s = patience.pause_s(monotonic(), is_refused=is_refused)
             if pause_s is None:
                 raise self._gone(reason, "nobody listens there any more." if is_refused else
                                  "no connection came about in time.")

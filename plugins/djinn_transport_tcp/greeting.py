@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 import sys
-import time
 from collections.abc import Callable
+from time import monotonic
 
 import attrs
 import torch
@@ -67,7 +67,7 @@ def welcomed(
         _log.warning("%s is starting a worker for this session: waiting for it", address)
         now_waiting(f"{address} is starting a worker")
     while isinstance(answer, Starting):
-        stream.deadline = time.monotonic() + silence_s
+        stream.deadline = monotonic() + silence_s
         answer = read()
     if isinstance(answer, Redirect) and isinstance(greeting, Hello):
         return answer

@@ -8,9 +8,9 @@ import logging
 import os
 import socket
 import stat
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -186,7 +186,7 @@ class SocketListener:
             except OSError as error:
                 if self._is_over(error):
                     break
-                time.sleep(PAUSE_S)
+                sleep(PAUSE_S)
                 continue
             if (channel := self._made(sock, peer)) is not None:
                 return channel
@@ -263,7 +263,7 @@ class SocketChannel:
         self._frames.max_header_bytes = MAX_GREETING_BYTES
         self._frames.max_body_bytes = 0
         self._frames.digests = True
-        self._frames.stream.deadline = time.monotonic() + options.greeting_timeout_s
+        self._frames.stream.deadline = monotonic() + options.greeting_timeout_s
         self._frames.stream.keeps_pace = True
 
     def receive(self) -> tuple[int, Message, list[torch.Tensor]] | None:
@@ -391,7 +391,7 @@ class SocketChannel:
     def _linger(self) -> None:
         stream = self._frames.stream
         stream.end_sending()
-        stream.deadline = time.monotonic() + LINGER_S
+        stream.deadline = monotonic() + LINGER_S
         scrap = memoryview(bytearray(2**16))
         end = stream.bytes_received + LINGER_BYTES
         while stream.bytes_received < end and stream.receive([scrap]) == len(scrap):

@@ -6,9 +6,9 @@ import ctypes
 import mmap
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import cache
+from time import monotonic
 
 import attrs
 import torch
@@ -88,7 +88,7 @@ class Reserve:
                 self._kept.append(taken)
                 while sum(kept.length for kept in self._kept) > MAX_KEPT_BYTES:
                     del self._kept[0]
-                self._used_at = time.monotonic()
+                self._used_at = monotonic()
                 self._watch()
         return taken
 
@@ -101,7 +101,7 @@ class Reserve:
     def _expire(self) -> None:
         with self._lock:
             self._timer = None
-            if time.monotonic() - self._used_at >= KEPT_S:
+            if monotonic() - self._used_at >= KEPT_S:
                 self._kept.clear()
             elif not self._closed:
                 self._watch()

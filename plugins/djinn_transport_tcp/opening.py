@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Callable
+from time import monotonic, sleep
 
 from djinn.errors import ConfigurationError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import PINNED_NAME, ConnectOptions
@@ -61,7 +61,7 @@ def open_unix(address: str, options: ConnectOptions) -> FrameStream:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(options.connect_timeout_s)
-            _connect_in_time(sock, path, time.monotonic() + options.connect_timeout_s)
+            _connect_in_time(sock, path, monotonic() + options.connect_timeout_s)
         except BaseException:
             sock.close()
             raise
@@ -81,9 +81,9 @@ def _connect_in_time(sock: socket.socket, path: str, until_s: float) -> None:
         try:
             return sock.connect(path)
         except BlockingIOError:
-            if time.monotonic() > until_s:
+            if monotonic() > until_s:
                 raise
-            time.sleep(QUEUE_FULL_S)
+            sleep(QUEUE_FULL_S)
 
 
 def _open(address: str, open_socket: Callable[[], StreamSocket], options: ConnectOptions) -> FrameStream:

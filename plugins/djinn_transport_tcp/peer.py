@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import torch
 
@@ -21,7 +21,7 @@ def connect_peer(
     address: str, peer: PeerHello, options: ConnectOptions, opened: Callable[[str, ConnectOptions], FrameStream]
 ) -> SocketCarrier:
     """Connect to another server and greet it; see `djinn_lib_service.kinds.transport.SupportsPeers.connect_peer`."""
-    deadline = time.monotonic() + options.connect_timeout_s
+    deadline = monotonic() + options.connect_timeout_s
     carrier = SocketCarrier(address, opened(address, options))
     carrier.introduce(peer, deadline)
     carrier.wait_while_wanted(options.is_gone)

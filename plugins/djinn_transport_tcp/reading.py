@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic
 
 import torch
 
@@ -46,7 +46,7 @@ class MessageReader(ByteCounts):
 
     def _last_words(self) -> Exception | None:
         """Read the server's reason for closing the connection while this side was sending, if there is one."""
-        self._frames.stream.deadline = time.monotonic() + LAST_WORDS_S
+        self._frames.stream.deadline = monotonic() + LAST_WORDS_S
         try:
             received = self._frames.read()
             while received is not None and isinstance(received[1], Ack):

@@ -9,8 +9,8 @@ import socket
 import struct
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter, sleep
 from typing import Any, TypeAlias, TypeVar
 
 from djinn_transport_tcp.tls import TlsSocket
@@ -209,8 +209,8 @@ class ByteStream:
             return True
         self._first = self._last = 0
         self._ahead[0] = 0
-        until = time.perf_counter() + SPIN_S
-        while not self.is_ready() and time.perf_counter() < until:
+        until = perf_counter() + SPIN_S
+        while not self.is_ready() and perf_counter() < until:
             pass
         try:
             return self._read_ahead() > 0
@@ -267,13 +267,13 @@ class ByteStream:
 
     def begin_pace(self) -> None:
         """Start measuring the rate of a transfer that begins now."""
-        self._paced_from = time.monotonic(), self.bytes_received
+        self._paced_from = monotonic(), self.bytes_received
 
     def check_pace(self) -> None:
         """Check the rate: a peer that sends a byte now and then never stalls, but its transfer would never end."""
         if not self.keeps_pace or self.stall_timeout_s is None:
             return
-        now, (since, count) = time.monotonic(), self._paced_from
+        now, (since, count) = monotonic(), self._paced_from
         if now - since < PACE_PART * self.stall_timeout_s:
             return
         if self.bytes_received - count < PACE_BYTES_PER_S * (now - since):
@@ -331,7 +331,7 @@ class ByteStream:
         if self._closed:
             return
         if not hasattr(select, "POLLRDHUP"):
-            time.sleep(timeout_s)
+            sleep(timeout_s)
             return
         # A socket that was closed meanwhile is gone, too.
         with contextlib.suppress(OSError, ValueError):
@@ -564,10 +564,10 @@ class ByteStream:
 
     def _tick_s(self) -> float:
         tick = TICK_S if self.stall_timeout_s is None else min(TICK_S, self.stall_timeout_s)
-        return tick if self.deadline is None else max(0.001, min(tick, self.deadline - time.monotonic()))
+        return tick if self.deadline is None else max(0.001, min(tick, self.deadline - monotonic()))
 
     def _check_patience(self, waited_s: float) -> None:
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        if self.deadline is not None and monotonic() >= self.deadline:
             raise TimeoutError("it took too long")
         if self.stall_timeout_s is not None and waited_s >= self.stall_timeout_s:
             raise StalledError(f"nothing moved for {self.stall_timeout_s:g} s")

@@ -7,8 +7,8 @@ import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import TypeVar
 
 from djinn_lib_service.options import ListenOptions
@@ -282,10 +282,10 @@ class TlsSocket:
 
     def _linger(self) -> None:
         """Give the other end time to read the reason, before the connection is closed."""
-        until = time.monotonic() + LINGER_S
+        until = monotonic() + LINGER_S
         with contextlib.suppress(OSError):  # errors of the other side no longer matter
             self.shutdown(socket.SHUT_WR)
-            while (left_s := until - time.monotonic()) > 0:
+            while (left_s := until - monotonic()) > 0:
                 self._waits_s[socket.SO_RCVTIMEO] = left_s
                 if not self._repeat(socket.SO_RCVTIMEO, lambda: socket.socket.recv(self._socket, 2**16)):
                     return

@@ -108,6 +108,21 @@ def test_nobody_outside_of_the_kernel_uses_its_private_modules(path: Path) -> No
     assert not private, f"{name_of(path)} imports {private}"
 
 
+_PROGRAMS_OF_THEIR_OWN = re.compile(
+    r"djinn_(server|cluster|directory|monitor|dashboard|cli|bench|demo|engine_\w+|authenticator_tokens"
+    r"|lib_(server|cluster|dashboard))$")
+"""Packages whose code mainly runs in a process of djinn's own."""
+
+
+def test_programs_can_replace_the_clock_without_replacing_djinns() -> None:
+    """A program that replaces ``time.perf_counter`` by a fixed sequence needs all of it for itself."""
+    found = [name_of(path) for path in (*KERNEL, *PLUGINS)
+             if not any(map(_PROGRAMS_OF_THEIR_OWN.match, path.parts))
+             and any(isinstance(node, ast.Import) and any(alias.name == "time" for alias in node.names)
+                     for node in ast.walk(ast.parse(path.read_text())))]
+    assert not found, f"{found}: bind functions of `time` at import, by `from time import ...`"
+
+
 def test_what_is_imported_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

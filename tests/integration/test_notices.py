@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import djinn_notices.backend
@@ -86,12 +87,29 @@ def test_a_loop_that_waits_is_reported_once_with_its_line(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("_somewhere")
 def test_a_loop_that_hardly_waits_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = itertools.count(1.0, LONG_S / 100)
-    monkeypatch.setattr(djinn_notices.backend, "time", SimpleNamespace(perf_counter=lambda: next(clock_s)))
+    monkeypatch.setattr(djinn_notices.backend, "perf_counter", lambda: next(clock_s))
     x = torch.ones(3, device=DEVICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error", djinn.DjinnWarning)
         for turn in range(60):
             (x * turn).sum().item()
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+def test_a_program_can_replace_the_clock(server: Any, is_served: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def used_up(*_args: Any) -> float:
+        raise StopIteration
+
+    try:
+        djinn.init(server.address if is_served else None)
+        for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "sleep"):
+            monkeypatch.setattr(time, name, used_up)
+        x = torch.ones(3, device=DEVICE)
+        assert [(x * turn).sum().item() for turn in range(60)] == [3.0 * turn for turn in range(60)]
+        djinn.synchronize()
+    finally:
+        monkeypatch.undo()
+        djinn.init()
 
 
 @pytest.mark.usefixtures("_somewhere")

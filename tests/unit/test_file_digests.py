@@ -29,7 +29,7 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if files had been there for long."""
     now_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 2 * SETTLED_NS)
+    monkeypatch.setattr(file_digests, "time_ns", lambda: now_ns() + 2 * SETTLED_NS)
 
 
 @pytest.fixture

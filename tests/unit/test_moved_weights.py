@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_models import moved_weights
+from djinn_lib_models import file_digests, moved_weights
 from safetensors.torch import save_file
 
 
@@ -25,7 +25,7 @@ def test_a_file_is_digested_once_and_with_its_parts_if_changes_need_not_show(
     file: Path, age_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + age_s * 10**9)
+    monkeypatch.setattr(file_digests, "time_ns", lambda: now_ns() + age_s * 10**9)
     found = moved_weights._digest(file)
     assert found is not None
     assert moved_weights._digest(file) is found
