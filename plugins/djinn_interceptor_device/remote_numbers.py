@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from djinn.ir.schema import facts_of
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot, Value
 from djinn.record.dispatcher import torch_dispatch
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _NAMES = ("alpha", "beta", "value")
 _TAKING = (
-    "add sub subtract rsub addcmul addcdiv addmm addmv addr addbmm baddbmm index_add _foreach_add _foreach_sub").split()
+    "add sub subtract rsub addcmul addcdiv addmm addmv addr addbmm baddbmm index_add _foreach_add _foreach_sub "
+    "_foreach_addcmul _foreach_addcdiv").split()
 TAKING = [getattr(owner, name) for taking in _TAKING for name in (taking, f"{taking}_")
           for owner in (torch, torch._C.TensorBase) if hasattr(owner, name)]
 """Functions that take such numbers."""
@@ -69,8 +71,15 @@ class _Reading(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        read = {name: _read(self._session, tensor) for name, tensor in self._numbers.items() if name in given}
-        return torch_dispatch(LazyTensor, func, types, args, {**given, **read}) if read else func(*args, **given)
+        positions = dict(zip(facts_of(func).argument_names, range(len(args)), strict=False))
+        read = {name: _read(self._session, tensor) for name, tensor in self._numbers.items()
+                if name in given or name in positions}
+        if not read:
+            return func(*args, **given)
+        by_position = {positions[name]: number for name, number in read.items() if name in positions}
+        args = [by_position.get(place, item) for place, item in enumerate(args)]
+        return torch_dispatch(LazyTensor, func, types, tuple(args), {
+            **given, **{name: number for name, number in read.items() if name in given}})
 
 
 def _read(session: Session, tensor: LazyTensor) -> LazyTensor:

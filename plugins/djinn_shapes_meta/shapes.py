@@ -51,6 +51,8 @@ class MetaShapes:
                   for name, item in kwargs.items()}
         if not is_ordinary(facts, args, kwargs) or _is_unchecked(operator, facts, args, kwargs):
             return None
+        args = [_number_like(item) if isinstance(item, torch.Tensor) and isinstance(argument.type, torch.NumberType)
+                else item for argument, item in zip(operator._schema.arguments, args, strict=False)]
         arguments = tensors_in((args, tuple(kwargs.values())))
         if not is_believable(facts, arguments):
             return None
