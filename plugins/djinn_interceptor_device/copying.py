@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from djinn.record.tensor import LazyTensor
-from djinn_interceptor_device.saving import RemoteStorage
+from djinn_interceptor_device.saving import RemoteStorage, may_have_other_values
 from djinn_interceptor_device.subclasses import ordinary_class
 
 
@@ -66,7 +66,7 @@ def _with_storage(tensor: LazyTensor, copies: dict[Any, Any]) -> LazyTensor:
         copies: The copies of storages.
     """
     storage, spec = RemoteStorage.of(tensor), tensor._value.spec
-    if tensor.is_conj() or tensor.is_neg() or not storage.nbytes():
+    if may_have_other_values(tensor) or not storage.nbytes():
         return tensor.detach().clone()  # type: ignore[return-value]  # lazy
     copied = storage.copied(copies)
     made = copied.tensor if storage.is_tensor() and not copied.copies else copied.within(spec)

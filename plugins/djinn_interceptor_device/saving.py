@@ -6,6 +6,7 @@ machine: it identifies storages, which is needed for saving models, and cannot b
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
@@ -197,6 +198,24 @@ for _name in dir(torch.UntypedStorage):
         setattr(RemoteStorage, _name, RemoteStorage._refuse)
 
 
+_of_other_values: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+"""Tensors of which a view was conjugated or negated, by their identities. Views of such a view have no mark."""
+
+
+def note_other_values(tensor: torch.Tensor) -> None:
+    """Note that a conjugated or negated view of a tensor is made."""
+    with _without_functions():
+        base = tensor if tensor._base is None else tensor._base
+    _of_other_values[id(base)] = base
+
+
+def may_have_other_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may have other values than its storage: those of a conjugated or negated view."""
+    with _without_functions():
+        base = tensor._base
+        return tensor.is_conj() or tensor.is_neg() or (base is not None and id(base) in _of_other_values)
+
+
 def untyped_storage(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle ``Tensor.untyped_storage``."""
     return RemoteStorage.of(args[0])
@@ -225,7 +244,7 @@ def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return torch._utils._rebuild_parameter_with_state, (*held, state)
         return torch._utils._rebuild_parameter, held
     torch.utils.hooks.warn_if_has_hooks(tensor)
-    if tensor.dtype.is_complex or tensor.dtype in torch.storage._new_dtypes():
+    if tensor.dtype.is_complex or tensor.dtype in torch.storage._new_dtypes() or may_have_other_values(tensor):
         # Bytes do not show conjugation, and new dtypes have no typed storages.
         rebuild, parts = tensor.materialize().requires_grad_(needs_gradient).__reduce_ex__(protocol)
     else:

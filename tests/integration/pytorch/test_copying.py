@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +57,13 @@ def _facts(tensors: list[torch.Tensor]) -> list[Any]:
             for item in tensors]
 
 
+def _saved(item: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(item, file)
+    file.seek(0)
+    return torch.load(file)
+
+
 def _story(make: Callable[[str], Any], device: str) -> list[Any]:
     """Copy, then write into one tensor after another, and say what all of them are."""
     original = make(device)
@@ -71,3 +80,15 @@ def _story(make: Callable[[str], Any], device: str) -> list[Any]:
 @pytest.mark.parametrize("make", _MAKERS.values(), ids=_MAKERS)
 def test_deep_copies_are_those_of_eager(make: Callable[[str], Any]) -> None:
     assert _story(make, DEVICE) == _story(make, "cpu")
+
+
+@pytest.mark.parametrize("copied", [
+    copy.deepcopy, lambda items: pickle.loads(pickle.dumps(items)), lambda items: [*map(_saved, items)],
+], ids=["deepcopy", "pickle", "save"])
+def test_copies_of_views_without_a_mark_have_the_values_of_conjugated_views(copied: Callable[[Any], Any]) -> None:
+    def program(device: str) -> list[Any]:
+        z = torch.tensor([1 + 2j, 3 - 1j, 5j], device=device)
+        whole, conjugated, negated, part = copied([z, z.conj()[1:], z.conj().imag, z[1:]])
+        return [item.clone().tolist() for item in (whole, conjugated, negated, part)]
+
+    assert program(DEVICE) == program("cpu")
