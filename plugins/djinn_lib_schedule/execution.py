@@ -143,7 +143,9 @@ class ScheduledRun:
         self.positions = _positions_of(session, schedule)
         check_schedule(schedule, self.graph, schedule.device_infos or devices_in(session))
         outside = outside_values(self.graph)
-        self._calls = [_call_of(node_of(self.graph, node)) for node in schedule.order]
+        nodes = [node_of(self.graph, node) for node in schedule.order]
+        read = {value for node in nodes for value in node.inputs}
+        self._calls = [_call_of(node, read) for node in nodes]
         self._returned = returned_of(self.graph) if outputs is None else None
         if self._returned is not None and not self._returned.is_complete:
             raise InputsError("The model returned an ordinary tensor: a part of it has run in this process.",
@@ -301,14 +303,15 @@ class _Call:
     """Whether it only fetches a number, which is not needed in this run."""
 
 
-def _call_of(node: GraphNode) -> _Call:
+def _call_of(node: GraphNode, read: set[str]) -> _Call:
     operator = operator_named(node.operation)
     facts = facts_of(operator)
     kinds = _constants_of(operator)
     names = facts.argument_names
     arguments = tuple(_argument(item, kinds.get(name, "")) for name, item in zip(names, node.arguments, strict=False))
     keywords = {name: _argument(item, kinds.get(name, "")) for name, item in node.keywords.items()}
-    only_asks = not node.writes and not node.is_random and set(facts.returns) == {ReturnKind.PLAIN}
+    only_asks = (not node.writes and not node.is_random and set(facts.returns) == {ReturnKind.PLAIN}
+                 and read.isdisjoint(node.outputs))
     return _Call(node, operator, arguments, keywords, only_asks)
 
 

@@ -157,6 +157,14 @@ def test_outputs_are_tensors_of_the_block() -> None:
         djinn.execute(schedule, [x], outputs=[torch.ones(2)])
 
 
+def test_a_number_that_stays_on_the_device_is_that_of_the_inputs() -> None:
+    x, other = torch.tensor([1.0, -1, 2], device=D), torch.tensor([-1.0, -1, 5], device=D)
+    with djinn.capture() as captured:
+        y = x.add(torch.ones(3, device=D), alpha=x.sum())
+    (made,) = djinn.execute(djinn.schedule(captured), inputs=[other], outputs=[y])
+    assert made.tolist() == [2, 2, 8]
+
+
 def test_what_comes_home_within_the_model_is_no_result() -> None:
     class Home(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
