@@ -28,7 +28,7 @@ from djinn_interceptor_device import (
 from djinn_interceptor_device.factories import WHOLE
 from djinn_interceptor_device.in_place_move import become
 from djinn_interceptor_device.overlaps import ask, is_refused_overlap
-from djinn_interceptor_device.saving import note_other_values, set_storage
+from djinn_interceptor_device.saving import conjugated_storages, set_storage
 from djinn_interceptor_device.sequences import pack_padded
 from djinn_interceptor_device.subclasses import can_be_lazy
 from djinn_interceptor_device.uninitialized import keep_uninitialized, keep_uninitialized_at_home
@@ -220,7 +220,7 @@ def set_source(session: Session, operator: Any, args: tuple[Any, ...], kwargs: d
 def conjugate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a conjugated view, and mark it as such for PyTorch: ``imag`` and others treat it differently."""
     made = record(session, operator, args, kwargs)
-    note_other_values(args[0])
+    conjugated_storages.add(args[0])
     torch._C._set_conj(made, not args[0].is_conj())
     return made
 
@@ -241,7 +241,7 @@ def view_as_real(session: Session, operator: Any, args: tuple[Any, ...], kwargs:
 def negate(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a negated view in the same way."""
     made = record(session, operator, args, kwargs)
-    note_other_values(args[0])
+    conjugated_storages.add(args[0])
     torch._C._set_neg(made, not args[0].is_neg())
     return made
 

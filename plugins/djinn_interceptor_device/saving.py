@@ -6,7 +6,6 @@ machine: it identifies storages, which is needed for saving models, and cannot b
 
 from __future__ import annotations
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from multiprocessing.context import get_spawning_popen
@@ -198,22 +197,34 @@ for _name in dir(torch.UntypedStorage):
         setattr(RemoteStorage, _name, RemoteStorage._refuse)
 
 
-_of_other_values: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-"""Tensors of which a view was conjugated or negated, by their identities. Views of such a view have no mark."""
+class _ConjugatedStorages:
+    """Storages of which a view was conjugated or negated. Views of such a view have no mark."""
+
+    def __init__(self) -> None:
+        self._numbers: set[int] = set()
+        self._limit = _FEW_STORAGES
+
+    def add(self, tensor: LazyTensor) -> None:
+        """Note that a conjugated or negated view of a tensor is made."""
+        self._numbers.add(storage_references.number_of(tensor))
+        if len(self._numbers) > self._limit:
+            # Rarely, since it takes long.
+            self._numbers &= storage_references.living()
+            self._limit = max(_FEW_STORAGES, 2 * len(self._numbers))
+
+    def __contains__(self, tensor: LazyTensor) -> bool:
+        """Whether a tensor may have other values than the elements of its storage."""
+        return storage_references.number_of(tensor) in self._numbers
 
 
-def note_other_values(tensor: torch.Tensor) -> None:
-    """Note that a conjugated or negated view of a tensor is made."""
-    with _without_functions():
-        base = tensor if tensor._base is None else tensor._base
-    _of_other_values[id(base)] = base
+_FEW_STORAGES = 4096
+conjugated_storages = _ConjugatedStorages()
 
 
-def may_have_other_values(tensor: torch.Tensor) -> bool:
+def may_have_other_values(tensor: LazyTensor) -> bool:
     """Whether a tensor may have other values than its storage: those of a conjugated or negated view."""
-    with _without_functions():
-        base = tensor._base
-        return tensor.is_conj() or tensor.is_neg() or (base is not None and id(base) in _of_other_values)
+    slot = tensor._value.slot
+    return tensor.is_conj() or tensor.is_neg() or (slot.number != slot.storage and tensor in conjugated_storages)
 
 
 def untyped_storage(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -33,16 +33,22 @@ class _Mark:
 
 def reference(tensor: LazyTensor) -> int:
     """Refer weakly to the storage of a tensor; equal storages have equal references."""
-    number = _number_of(tensor)
+    number = number_of(tensor)
     _references[number] += 1
     _sessions[number] = tensor._value.released
     _watch(number, tensor)
     return number
 
 
-def _number_of(tensor: LazyTensor) -> int:
+def number_of(tensor: LazyTensor) -> int:
+    """Return a number for the storage of a tensor, which no living storage of another session has."""
     value = tensor._value
     return value.slot.storage << _ADDRESS_BITS | id(value.released)
+
+
+def living() -> set[int]:
+    """Return the numbers of all storages that tensors have. This looks at all objects."""
+    return {number_of(item) for item in gc.get_objects() if isinstance(item, LazyTensor) and "_value" in vars(item)}
 
 
 def _watch(number: int, tensor: LazyTensor) -> None:
@@ -58,7 +64,7 @@ def _has_expired(number: int) -> bool:
         return False
     # The tensor is gone, but a view may live on: another one is looked for, once for each that goes.
     for item in gc.get_objects():
-        if type(item) is LazyTensor and _number_of(item) == number:
+        if type(item) is LazyTensor and number_of(item) == number:
             _watch(number, item)
             return False
     del _marks[number]
