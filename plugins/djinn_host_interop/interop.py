@@ -37,6 +37,10 @@ class _Upload(NamedTuple):
     made: LazyTensor
     content: torch.Tensor | None
 
+    def is_current(self, tensor: torch.Tensor, version: int) -> bool:
+        """Whether a tensor was not written since."""
+        return self.version == version and (self.content is None or torch.equal(self.content, tensor))
+
 
 class UploadingInterop(HostInterop):
     """Uploads ordinary tensors that are combined with lazy ones, and runs operations that write them locally."""
@@ -119,9 +123,7 @@ class UploadingInterop(HostInterop):
         key = id(tensor)
         version = -1 if tensor.is_inference() else tensor._version
         known = self._uploaded.get(key)
-        if known is not None and known.tensor() is tensor and known.version == version and version >= 0 and (
-            known.content is None or torch.equal(known.content, tensor)
-        ):
+        if known is not None and known.tensor() is tensor and version >= 0 and known.is_current(tensor, version):
             return known.made
         made: Any = self._viewed(tensor)
         if made is not None:

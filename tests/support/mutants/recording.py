@@ -74,8 +74,8 @@ MUTANTS = (
            "values.append([next(rest) for _ in range(length)])",
            "values.append([next(rest) for _ in range(length)][::-1])", within="split.Tensor unbind.int _foreach_neg"),
     # Ordinary tensors.
-    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn_host_interop.interop:UploadingInterop.upload",
-           "known[1] == version and", "",
+    mutant("upload-kept-over-a-write", "session.programs_equal", "djinn_host_interop.interop:_Upload.is_current",
+           "self.version == version and (self.content is None or torch.equal(self.content, tensor))", "True",
            within="mixed:*.add_(1),*"),
     mutant("upload-in-place-of-a-used-factory", "session.programs_equal",
            "djinn_interceptor_device.handlers:_upload_into",
