@@ -77,7 +77,7 @@ MUTANTS = (
     mutant("freed-too-early", "session.slices_equal", "djinn.ir.tape:Tape.take", "dead - busy", "set(dead)",
            within="neg add.Tensor"),
     mutant("freed-before-its-last-use", "session.slices_equal", "djinn_lib_service.program_runs:ProgramRuns.run",
-           "known, before =", "self._values.free(run.released); known, before =",
+           "known = self._programs", "self._values.free(run.released); known = self._programs",
            within="neg add.Tensor"),
     mutant("awaited-before-its-last-operation", "session.awaited_equal", "djinn_lib_async.face:materialize_async",
            "partial(djinn.materialize, *values)", "partial(djinn.materialize, *(value + 1 for value in values))",
