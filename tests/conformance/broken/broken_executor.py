@@ -18,7 +18,7 @@ from djinn.hookspecs import hookimpl
 from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArgument, Program, TorchArgument
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.wire.messages import Poisoned
-from djinn.wire.tensors import dtype_named, to_dense_cpu
+from djinn.wire.tensors import copied, dtype_named, to_dense_cpu
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
            "executor.poison_propagates", "executor.randomness_private", "executor.vacates_exactly"}
@@ -307,15 +307,14 @@ class _Executor:
         whole_of(storage).copy_(torch.zeros_like(data) if self._flaw == "furnishes-nothing" else data)
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()
+        copy = copied(tensor)
         return copy.contiguous() if self._flaw == "put-reorders" else copy
 
     def get(self, value: torch.Tensor) -> torch.Tensor:
         if self._flaw == "get-shares":
             return value
         with torch.inference_mode(mode=False):
-            dense = to_dense_cpu(value)
-            return torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype).copy_(dense)
+            return copied(to_dense_cpu(value))
 
     def random_state(self, seed: int) -> _Random:
         return _Random(seed)
