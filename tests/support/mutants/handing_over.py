@@ -194,11 +194,11 @@ MUTANTS = (
            "djinn.session.single_backend:SingleBackend._raise_failure",
            "raise self._exception(*failures)", "return",
            within="late:* refused:*"),
-    mutant("poison-lost", "session.programs_equal", "djinn_lib_service.program_runs:ProgramRuns.run",
+    mutant("poison-lost", "session.programs_equal", "djinn_lib_service.program_runs:ProgramRuns._carried_out",
            "self._table.put(handle, value)",
            "self._table.put(handle, torch.zeros(()) if isinstance(value, Poisoned) else value)",
            within="late:*"),
     mutant("skipped-write-not-poisoned", "session.programs_equal", "djinn_lib_torch.interpreter:interpret",
-           "poison_storage(operands[written], poison, known, inputs)", "pass",
+           "poison_sharing(operands[written], poison, known, inputs)", "pass",
            within="late:*"),
 )

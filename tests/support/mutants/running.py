@@ -6,11 +6,11 @@ from support.mutants.planting import SERVED, TCP, mutant
 
 MUTANTS = (
     # The interpreter, which runs a program the first time.
-    mutant("keyword-dropped", "session.operations_equal", "djinn_lib_torch.interpreter:fill",
-           "{name: _value(argument, tensors, values) for name, argument in call.keywords}",
-           "{name: _value(argument, tensors, values) for name, argument in call.keywords if name != 'alpha'}",
+    mutant("keyword-dropped", "session.operations_equal", "djinn_lib_service.call_arguments:fill",
+           "{name: _value(argument, tensors, values) for name, argument in keywords}",
+           "{name: _value(argument, tensors, values) for name, argument in keywords if name != 'alpha'}",
            within="add.Tensor"),
-    mutant("list-truncated", "session.operations_equal", "djinn_lib_torch.interpreter:_value",
+    mutant("list-truncated", "session.operations_equal", "djinn_lib_service.call_arguments:_value",
            "for item in argument.items]", "for item in argument.items][:2]", within="cat stack"),
     mutant("view-run-as-a-copy", "session.aliases_seen", "djinn_lib_torch.calls:results_of",
            "results.append(value)",
