@@ -149,12 +149,12 @@ class Session:
         lazy = [tensor for tensor in tensors if isinstance(tensor, LazyTensor)]
         for tensor in lazy:
             self.check_owner(tensor)
-        items = iter(self._fetch([tensor._value.slot for tensor in lazy]))
-        made = [next(items) if isinstance(tensor, LazyTensor) else tensor for tensor in tensors]
-        for want, got in zip(tensors, made, strict=True):
-            if got is not want and (getattr(got, "dtype", 0), getattr(got, "shape", 0)) != (want.dtype, want.shape):
-                raise TransportError(f"{self.backend.address} sent no {want.dtype} of size {tuple(want.shape)}.")
-        return made
+        found = self._fetch([tensor._value.slot for tensor in lazy])
+        for got, spec in zip(found, [tensor._value.spec for tensor in lazy], strict=True):
+            if (getattr(got, "dtype", 0), getattr(got, "shape", 0)) != (spec.dtype, spec.size):
+                raise TransportError(f"{self.backend.address} sent no {spec.dtype} of size {tuple(spec.size)}.")
+        items = iter(found)
+        return [next(items) if isinstance(tensor, LazyTensor) else tensor for tensor in tensors]
 
     def _fetch(self, slots: Sequence[Slot]) -> list[Any]:
         if not slots:

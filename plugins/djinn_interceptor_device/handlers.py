@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from djinn_lib_service.operators import operator_named
 from djinn_lib_sparse import recording as sparse
+from torch._prims_common import make_contiguous_strides_for
 
 from djinn.kinds.interceptor import Handler
 from djinn.record import devices
@@ -252,8 +253,23 @@ def repeat_interleave(session: Session, operator: Any, args: tuple[Any, ...], kw
     if type(length) is not int or length < 0 or not repeats.numel() or repeats.dim() != 1 or (
             repeats.dtype not in (torch.int32, torch.int64)):
         return NotImplemented
-    recorder = session.recorder
-    spec = session.specs.intern(torch.Size((length,)), (1,), 0, repeats.dtype, repeats._value.spec.device)
+    return _of_size(session, (length,), operator, args, kwargs)
+
+
+def one_hot(session: Session, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record an encoding of a given number of classes; classes that do not exist fail where it runs."""
+    classes, number = args[0], args[1] if len(args) > 1 else kwargs.get("num_classes")
+    if type(number) is not int or number <= 0 or classes.dtype is not torch.int64:
+        return keep_whole(session, operator, args, kwargs)
+    return _of_size(session, (*classes.shape, number), operator, args, kwargs)
+
+
+def _of_size(session: Session, size: tuple[int, ...], operator: Any, args: tuple[Any, ...],
+             kwargs: dict[str, Any]) -> Any:
+    """Record an operation that gives a contiguous result of the first operand's dtype, and whose size is known."""
+    recorder, first = session.recorder, args[0]
+    device = first._value.spec.device
+    spec = session.specs.intern(torch.Size(size), make_contiguous_strides_for(size), 0, first.dtype, device)
     plan = recorder.plan(recorder.binding(operator), operator, args, kwargs).told((spec,))
     return recorder.apply(plan, args, kwargs, *recorder.take_apart(args, kwargs))
 
@@ -282,6 +298,7 @@ HANDLERS: Mapping[torch._ops.OpOverload, Handler] = {
     aten._fused_moving_avg_obs_fq_helper.default: quantization.observe,
     **dict.fromkeys(UNDECLARED_VIEWS, as_view),
     **{getattr(aten, name).default: keep_whole for name in WHOLE},
+    aten.one_hot.default: one_hot,
     **{operator_named(f"aten::{name}"): keep_whole for name in destinations.NAMES},
     **divisions.HANDLERS,
     **jagged.HANDLERS,

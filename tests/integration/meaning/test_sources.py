@@ -237,8 +237,8 @@ def test_what_the_public_function_gives_can_be_annotated(
     assert known.profile.patterns.get("attention", 0) == (2 if source == "fx" else 0)
 
 
-def test_the_public_function_asks_the_source_that_is_chosen() -> None:
-    djinn.init(plugins={"source": "unheard"})
+def test_the_public_function_asks_the_source_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJINN_PLUGINS", "source=unheard")
     with pytest.raises(PluginError, match="no source named 'unheard'.*'fx' of djinn-source-fx"):
         djinn.build_graph(Branches(), torch.ones(2, 4))
 

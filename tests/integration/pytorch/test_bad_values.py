@@ -80,3 +80,12 @@ def _outcome(call: str, device: str) -> Any:
 @pytest.mark.parametrize("call", [call.strip() for call in _CALLS])
 def test_bad_values_are_refused_as_in_eager(call: str) -> None:
     assert _outcome(call, "remote_accelerator") == _outcome(call, "cpu")
+
+
+def test_an_encoding_of_a_given_number_of_classes_is_not_waited_for() -> None:
+    classes = torch.randint(0, 3, (2, 4), device="remote_accelerator:0")
+    before = djinn.stats()["round_trips"]
+    encoded = torch.nn.functional.one_hot(classes, 5)
+    assert (encoded.shape, encoded.stride()) == ((2, 4, 5), (20, 5, 1))
+    assert djinn.stats()["round_trips"] == before
+    assert torch.equal(encoded.cpu(), torch.nn.functional.one_hot(classes.cpu(), 5))
