@@ -30,7 +30,7 @@ class BrittleExecutor(CpuExecutor):
     reason = ""
 
     def lend(self, value: torch.Tensor) -> torch.Tensor:
-        if value.numel() == 1 and value.item() == 13:
+        if value.numel() == 2 and value[0].item() == 13:
             self.reason = "CUDA error: device-side assert triggered"
             raise RuntimeError(self.reason)
         return super().lend(value)
@@ -48,8 +48,9 @@ def test_the_session_learns_why_and_the_process_ends() -> None:
                     leave=left.set)
     with server:
         djinn.init(server=server.address, recovery="replay")
-        value = torch.full((1,), 12.0, device=DEVICE)
-        assert value.cpu().tolist() == [12.0]
+        # The client would compute a single number itself.
+        value = torch.full((2,), 12.0, device=DEVICE)
+        assert value.cpu().tolist() == [12.0, 12.0]
         assert not left.is_set()
         with pytest.raises((RuntimeError, DeviceLostError), match="device-side assert"):
             (value + 1).cpu()

@@ -85,7 +85,7 @@ def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(t
     with Serving(tmp_path / "log", "--plugins", "executor=patient", "--max-run-s", "1", prelude=PATIENT) as server:
         [worker] = server.workers
         djinn.init(server=server.address)
-        short = torch.full((1,), 0.5, device=D)
+        short = torch.full((2,), 0.25, device=D).sum(0, keepdim=True)
         assert (short + 0.25).cpu().item() == 0.75
         with pytest.raises(ProgramTimeoutError, match="ran for longer than 1 s"):
             (short + 609.5).cpu()
@@ -94,7 +94,7 @@ def test_a_program_that_the_device_computes_for_too_long_ends_with_its_session(t
         while worker in server.workers and time.monotonic() < until:
             time.sleep(0.05)
         djinn.init(server=server.address)
-        assert (torch.full((1,), 0.5, device=D) + 0.25).cpu().item() == 0.75
+        assert (torch.full((2,), 0.25, device=D).sum(0, keepdim=True) + 0.25).cpu().item() == 0.75
         djinn.shutdown()
 
 
@@ -102,7 +102,7 @@ def test_metrics_count_what_the_device_computes(tmp_path: Path) -> None:
     with Serving(tmp_path / "log", "--plugins", "executor=patient", "--metrics-port", "0", prelude=PATIENT) as server:
         [page] = set(re.findall(r"metrics on (http://[^/]+)/metrics", server.log.read_text()))
         djinn.init(server=server.address)
-        assert (torch.full((1,), 5.0, device=D) + 7).cpu().item() == 12
+        assert (torch.full((2,), 2.5, device=D).sum(0, keepdim=True) + 7).cpu().item() == 12
         djinn.shutdown()
         until = time.monotonic() + 10
         while (computed_s := read(page).tenants[""].device_s) < 2:
@@ -114,7 +114,7 @@ def test_metrics_count_what_the_device_computes(tmp_path: Path) -> None:
 def test_spans_of_a_trace_are_those_of_the_device(tmp_path: Path) -> None:
     with Serving(tmp_path / "log", "--plugins", "executor=patient", prelude=PATIENT) as server:
         session = djinn.init(server=server.address, flush_every=None)
-        value = torch.full((1,), 5.0, device=D)
+        value = torch.full((2,), 2.5, device=D).sum(0, keepdim=True)
         began_s = time.perf_counter()
         with spans_of(session) as found:
             longer = value + 6

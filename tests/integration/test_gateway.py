@@ -355,9 +355,10 @@ def test_what_a_program_writes_is_written_even_if_its_results_are_too_many(start
     doubling = Program((*NEGATE.templates, add), steps, 1, (0, 1))
     connection = session(server)
     result, data = connection.request(Batch(
-        [Upload(1, header_of(ONES)), Define(1, doubling), Run(1, (1,), [], (2, 3))], fetch=(1, 2)), [ONES.clone()])
+        [Upload(1, header_of(ONES)), Define(1, doubling), Run(1, (1,), [], (2, 3))], fetch=(1, 2, 3)), [ONES.clone()])
     assert torch.equal(data[0], 2 * ONES)
-    assert isinstance(result.items[1], Poisoned)
+    assert torch.equal(data[1], -2 * ONES), "the first result still fits"
+    assert isinstance(result.items[2], Poisoned)
     assert [failure.kind for failure in result.failures] == ["LimitError"]
     connection.close()
 

@@ -237,10 +237,9 @@ def test_what_the_public_function_gives_can_be_annotated(
     assert known.profile.patterns.get("attention", 0) == (2 if source == "fx" else 0)
 
 
-def test_the_public_function_asks_the_source_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DJINN_PLUGINS", "source=unheard")
+def test_a_source_that_is_chosen_must_exist() -> None:
     with pytest.raises(PluginError, match="no source named 'unheard'.*'fx' of djinn-source-fx"):
-        djinn.build_graph(Branches(), torch.ones(2, 4))
+        djinn.init(plugins={"source": "unheard"})
 
 
 def test_of_what_is_no_module_no_graph_is_made() -> None:
