@@ -295,7 +295,13 @@ class KnownValues:
         values = self.read(slots)
         if values is None or not all(isinstance(value, torch.Tensor) for value in values):
             return None
-        return [Description(DTYPE_NAMES[value.dtype], tuple(value.size()), value.stride(), 0) for value in values]
+        return [self._description(slot, value) for slot, value in zip(slots, values, strict=True)]
+
+    def _description(self, slot: Slot, value: torch.Tensor) -> Description:
+        """Describe a value as it lies on the executor; one whose size depends on data lies as it does here."""
+        spec = self._values[slot.number].spec
+        stride, offset = (value.stride(), 0) if spec is None else (spec.stride, spec.storage_offset)
+        return Description(DTYPE_NAMES[value.dtype], tuple(value.size()), tuple(stride), offset)
 
     def lacking(self, slot: Slot) -> list[KnownValue]:
         """List what would have to be fetched so that a value, and those made of the same, can be computed."""

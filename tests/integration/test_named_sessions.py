@@ -249,7 +249,7 @@ def test_what_is_kept_counts_and_is_limited(start_server: Any) -> None:
     with pytest.raises(djinn.errors.LimitError, match="the limit for all sessions is 40"):
         djinn.kept["more"] = [torch.ones(1, device=DEVICE) for _ in range(30)]
     djinn.init(server=server.address)
-    several = [torch.ones(1, device=DEVICE) for _ in range(36)]
+    several = [torch.ones(2, device=DEVICE) for _ in range(36)]
     with pytest.raises(djinn.errors.LimitError, match="42 values; the limit for all sessions is 40"):
         several[0].cpu()
     with pytest.raises(djinn.errors.LimitError, match="1 named sessions already"):
