@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -104,11 +103,11 @@ class SessionValues:
             self._not_admitted = self._failures.add(error)
         else:
             return len(handles)
-        count = 0
-        with suppress(LimitError):
-            while True:
-                self._allowance.admit_values(len(self._table), count + 1)
-                count += 1
+        count = max(0, self._allowance.most_values() - len(self._table))
+        try:
+            self._allowance.admit_values(len(self._table), count)
+        except LimitError:  # another session was faster
+            count = 0
         self.free(handles[count:])
         return count
 

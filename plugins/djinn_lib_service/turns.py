@@ -36,6 +36,9 @@ class Allowance(Protocol):
     def steps_beyond(self, steps: int) -> Mapping[int, Exception]:
         """Return by position which of a program's steps are too many, and why."""
 
+    def most_values(self) -> int:
+        """Return how many values the session may hold, as long as other sessions hold what they hold now."""
+
     def admit_values(self, held: int, more: int) -> None:
         """Admit ``more`` values to a session that holds ``held`` values.
 

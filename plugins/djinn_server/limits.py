@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -78,6 +79,11 @@ class Allowances:
                                  hint=f"Let go of tensors that are not needed any more. {_ASK}")
             self._handles = wanted
 
+    def most_handles(self, held: int) -> int:
+        """Return how many values a session that holds some may hold."""
+        with self._changed:
+            return self.limits.handles - (self._handles - held) if self.limits.handles else sys.maxsize
+
     def hold_bytes(self, length: int) -> None:
         """Reserve in-flight bytes, waiting until they fit.
 
@@ -145,6 +151,10 @@ class SessionAllowance:
         return dict.fromkeys(range(limit, steps), LimitError(
             f"The program has {steps} steps; the limit is {limit}.",
             hint=f"Ask for values more often, or set flush_every to less than that. {_ASK}"))
+
+    def most_values(self) -> int:
+        """Return how many values the session may hold; see `djinn_lib_service.turns.Allowance.most_values`."""
+        return self._allowances.most_handles(self._handles)
 
     def admit_values(self, held: int, more: int) -> None:
         """Admit new values; see `djinn_lib_service.turns.Allowance.admit_values`."""
