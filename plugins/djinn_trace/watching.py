@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.provenance import ModuleTracker
+from djinn_lib_graph.provenance import BLOCKS, ModuleTracker
 from djinn_lib_trace.spans import Span, SpanStage
 from torch.nn.modules import module as modules
 
@@ -74,6 +74,8 @@ class ScriptWatch:
         self._watch = ModuleTracker(session, model, modules=True)
         known = set(model._forward_pre_hooks)
         self._watch.start()
+        # It is the outermost, since others are asked for by the innermost.
+        BLOCKS.set((self._watch, *BLOCKS.get()))
         self._stop = session.capture(self._watch.receiver())
         # The running call took its list of hooks before these were added.
         for number, hook in list(model._forward_pre_hooks.items()):

@@ -116,7 +116,7 @@ def test_a_small_training_run_equals_eager_without_any_of_them() -> None:
 
 @pytest.mark.parametrize(("plugin", "settings", "error", "said"), [
     ("djinn-backend-fleet", {"servers": ["local://", "local://"]}, PluginError, "There is no backend"),
-    ("djinn-backend-replay", {"recovery": "replay"}, ConfigurationError, "belongs to the plugin djinn-backend"),
+    ("djinn-backend-replay", {"recovery": "replay"}, ConfigurationError, "There is no setting 'recovery'"),
     ("djinn-cache-results", {"result_cache_bytes": 2**20}, ConfigurationError, "result_cache_bytes"),
     ("djinn-planning", {"plugins": "-djinn-planning,scheduler=latency"}, ConfigurationError, "the scheduler 'latency'"),
 ])
