@@ -72,9 +72,14 @@ class AddressOptions:
                   "page says.", metavar="ADDRESS", shows_default=False)] = ""
 
     @property
+    def is_path(self) -> bool:
+        """Whether the address is a path on this machine, which no other machine can reach."""
+        return bool(self.unix) or self.listen.partition("://")[2].startswith("/")
+
+    @property
     def reachable_at(self) -> str:
-        """The host that clients connect to; empty for a path on this machine, which an address without a host is."""
-        if self.unix or self.listen.partition("://")[2].startswith("/"):
+        """The host that clients connect to; empty for a path."""
+        if self.is_path:
             return ""
         return (urlsplit(self.listen).hostname or ANY_HOST) if self.listen else self.host
 

@@ -57,7 +57,7 @@ def check_options(options: ServeOptions, *, needs_token: bool, encrypts: bool = 
         _ = options.memory.for_manager
     except ValueError as error:
         raise ConfigurationError(f"--memory-warning and --memory-critical: {error}.") from None
-    is_private = not address.reachable_at or is_loopback(address.reachable_at)
+    is_private = address.is_path or is_loopback(address.reachable_at)
     PeerPolicy.parse(options.peers, is_private=is_private)
     return is_private or check_exposure(
         address.reachable_at, is_encrypted=bool(tls.cert), needs_token=needs_token)

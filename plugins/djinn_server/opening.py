@@ -127,7 +127,7 @@ def open_server(
     knows_secrets = bool(config.token or not secrets.isdisjoint(os.environ))
     forkserver = start_forkserver(environment) if knows_secrets else fork_forkserver(partial(prepare, plugins))
     hands_over = options.scheme != "tls" and isinstance(transport, SupportsAdoption)
-    if not (hands_over or options.address.reachable_at):
+    if options.address.is_path and not hands_over:
         raise ConfigurationError(
             f"The transport {transport.name} cannot give connections to other processes, and workers cannot listen "
             f"beside {options.url}.", hint=f"Listen on {options.scheme}://HOST:PORT.")
