@@ -235,7 +235,7 @@ def foreign(session: nox.Session) -> None:
     needed = {"pytorch": ("numpy", "expecttest"), "accelerate": hugging_face, "diffusers": hugging_face,
               "lightning": ("lightning", "cloudpickle", "torchmetrics"), "peft": hugging_face,
               "torchao": ("parameterized", "torchao"), "torchmetrics": ("scikit-learn", "torchmetrics"),
-              "transformers": hugging_face}
+              "transformers": (*hugging_face, "httpx")}
     whose, *others = session.posargs or [""]
     if whose not in needed:
         session.error(f"Say whose tests: nox -s foreign -- {'|'.join(needed)} --source CHECKOUT")
