@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import signal
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_service.stored_models import KeepReply, StoredModel
+from msgspec import Meta
 
 from djinn.wire.messages import PeerHello
 from djinn_server.counters import WorkerReport
 from djinn_server.upload_messages import DropUpload, FindUpload, MakeUpload, SealUpload, UploadReply
 
 __all__ = (
+    "MAX_LISTED",
     "Ask",
     "CanFork",
     "ControlMessage",
@@ -27,6 +29,7 @@ __all__ = (
     "Ended",
     "Failed",
     "FromStore",
+    "FromWorker",
     "GiveBack",
     "Grant",
     "Incoming",
@@ -44,8 +47,12 @@ __all__ = (
     "StoreReply",
     "Taken",
     "TurnChannel",
+    "TurnRequest",
     "ignore_signals",
 )
+
+MAX_LISTED = 2048
+"""Maximum number of sessions in a report of a worker, the busiest first."""
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
@@ -212,7 +219,7 @@ class Seen(msgspec.Struct, frozen=True, tag="seen"):
     """From a worker: the answer to a `Look`."""
 
     number: int
-    sessions: tuple[SessionState, ...]
+    sessions: Annotated[tuple[SessionState, ...], Meta(max_length=MAX_LISTED)]
 
 
 class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
@@ -392,6 +399,11 @@ ControlMessage: TypeAlias = (
     | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | CanFork | Spawn | Spawned | Ended | Look
     | Seen | EndSession | RenameSession | FromStore | StoreReply | FindUpload | MakeUpload | SealUpload | DropUpload
     | UploadReply)
+FromWorker: TypeAlias = (
+    Ready | Failed | Taken | Drained | WorkerReport | Dial | FromStore | Seen | FindUpload | MakeUpload | SealUpload
+    | DropUpload)
+"""What a worker says to the gateway, besides its requests for turns, which have a channel of their own."""
+TurnRequest: TypeAlias = Ask | GiveBack
 
 
 def ignore_signals() -> None:

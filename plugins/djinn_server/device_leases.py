@@ -15,8 +15,8 @@ import attrs
 from djinn_lib_server.kinds.admission import TurnOrder
 from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
 
-from djinn_server.control import Ask, GiveBack, Grant, RevokeDevice
-from djinn_server.control_channel import Control
+from djinn_server.control import Ask, GiveBack, Grant, RevokeDevice, TurnRequest
+from djinn_server.control_channel import TURN_REQUESTS, Control
 
 __all__ = ("LeaseClient", "LeaseManager")
 
@@ -40,7 +40,7 @@ class LeaseClient:
     def __init__(self, key: str, device: int, sock: socket.socket, is_stopped: Callable[[], bool]) -> None:
         self.key = key
         self.device = device
-        self._control = Control(sock, send_timeout_s=SEND_TIMEOUT_S)
+        self._control = Control(sock, send_timeout_s=SEND_TIMEOUT_S, messages=TURN_REQUESTS)
         self.is_stopped = is_stopped
 
     def tell(self, message: Grant | RevokeDevice) -> None:
@@ -51,7 +51,7 @@ class LeaseClient:
             _log.info("%s: the worker takes no turns any more: %s", self.key, error)
             self.close()
 
-    def receive(self) -> Ask | GiveBack | None:
+    def receive(self) -> TurnRequest | None:
         """Wait for a message; ``None`` when there are no more."""
         received = self._control.receive()
         return received[0] if received is not None and isinstance(received[0], (Ask, GiveBack)) else None

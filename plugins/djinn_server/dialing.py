@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import anyio.to_thread
@@ -82,17 +83,15 @@ class Exchange:
 
     def connect(self, wish: Dial, control: AwaitedControl) -> None:
         """Open a connection and send it to the worker; returns at once."""
-        self._tasks.spawn(self._connect, wish, control)
+        control.question(self._tasks, partial(self._dialed, wish))
 
-    async def _connect(self, wish: Dial, control: AwaitedControl) -> None:
-        descriptor = None
+    async def _dialed(self, wish: Dial) -> tuple[Dialed, int | None]:
         try:
             descriptor, received = await anyio.to_thread.run_sync(
                 self._open, wish.address, wish.peer, limiter=self._threads, abandon_on_cancel=True)
-            answer = Dialed(wish.number, received=received)
         except DjinnError as error:
-            answer = Dialed(wish.number, error.code, error.summary, error.hint)
-        await control.answer(answer, descriptor)
+            return Dialed(wish.number, error.code, error.summary, error.hint), None
+        return Dialed(wish.number, received=received), descriptor
 
     def _open(self, address: str, peer: PeerHello) -> tuple[int, bytes]:
         transport = self._transport_for(address.partition("://")[0])

@@ -8,6 +8,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+from time import thread_time
 
 import anyio
 import anyio.to_thread
@@ -56,12 +58,21 @@ class GatewayModels:
         self._threads = anyio.CapacityLimiter(MAX_READERS)
 
     def answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant) -> None:
-        """Answer the worker of a tenant; returns at once."""
-        self._tasks.spawn(self._answer, request, control, tenant)
+        """Answer the worker of a tenant; returns at once. Lists can be long: one is made when the last one was read."""
+        control.question(self._tasks, partial(self._answer, request, control, tenant), in_turn=True)
 
-    async def _answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant) -> None:
-        reply, descriptor = await anyio.to_thread.run_sync(self._found, request, tenant, limiter=self._threads)
-        await control.answer(reply, descriptor)
+    async def _answer(self, request: FromStore, control: AwaitedControl, tenant: Tenant
+                      ) -> tuple[StoreReply, int | None]:
+        reply, descriptor, spent_s = await anyio.to_thread.run_sync(
+            self._found_timed, request, tenant, limiter=self._threads)
+        if not request.digest:
+            # Other requests are as much work as their client has sent, or digest a file once.
+            control.charge(spent_s)
+        return reply, descriptor
+
+    def _found_timed(self, request: FromStore, tenant: Tenant) -> tuple[StoreReply, int | None, float]:
+        begun_s = thread_time()
+        return *self._found(request, tenant), thread_time() - begun_s
 
     def _found(self, request: FromStore, tenant: Tenant) -> tuple[StoreReply, int | None]:
         store = self._store

@@ -18,6 +18,8 @@ class _Numbered(Protocol):
         """Number of the request."""
 
 
+MAX_QUESTIONS = 8
+"""Requests of one kind that wait for their replies at a time; the gateway pauses a worker that has asked much more."""
 RequestT = TypeVar("RequestT", bound=_Numbered)
 ReplyT = TypeVar("ReplyT", bound=_Numbered)
 
@@ -38,6 +40,7 @@ class PendingReplies(Generic[RequestT, ReplyT]):
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MAX_QUESTIONS)
         self._waiting: dict[int, queue.SimpleQueue[tuple[ReplyT, int | None]]] = {}
 
     def ask(self, request: Callable[[int], RequestT]) -> tuple[ReplyT, int | None] | None:
@@ -49,6 +52,14 @@ class PendingReplies(Generic[RequestT, ReplyT]):
         Returns:
             ``None`` if the gateway does not answer.
         """
+        if not self._places.acquire(timeout=self._timeout_s):
+            return None
+        try:
+            return self._asked(request)
+        finally:
+            self._places.release()
+
+    def _asked(self, request: Callable[[int], RequestT]) -> tuple[ReplyT, int | None] | None:
         answers: queue.SimpleQueue[tuple[ReplyT, int | None]] = queue.SimpleQueue()
         number = next(self._numbers)
         with self._lock:

@@ -17,7 +17,7 @@ from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError
 from djinn.wire.messages import Goodbye
-from djinn_server.control import SessionState
+from djinn_server.control import MAX_LISTED, SessionState
 from djinn_server.memory import SpareMemory
 from djinn_server.named_sessions import NamedSessions, SessionNames
 from djinn_server.run_queue import SessionSlot
@@ -30,8 +30,6 @@ LOOKS_AT_MEMORY = 4
 """After how many of these looks to look at the device's memory, too."""
 PARTING_S = 1.0
 """How long to wait until clients were told why their sessions end, before the process ends."""
-MAX_LISTED = 4096
-"""Maximum number of sessions in a report, the busiest first."""
 _log = logging.getLogger("djinn.server")
 
 

@@ -40,6 +40,8 @@ MIN_SHARED_BYTES = 2**20
 """Smaller uploads are not shared by workers: each one that is needs a descriptor in every worker."""
 MAX_CANDIDATES = 4
 """Uploads of the same mark that a worker compares."""
+MAX_UNSEALED = 16
+"""Files that a worker writes at a time."""
 ANSWER_TIMEOUT_S = 10.0
 """How long a worker waits for the gateway."""
 PAUSE_S = 5.0
@@ -84,7 +86,7 @@ class GatewayUploads:
     Args:
         limit_bytes: Most bytes of the uploads that one worker makes.
         tasks: Where replies wait.
-        limit_files: Most files, of all workers together.
+        limit_files: Most files, of all workers together; one makes half of them at most.
 
     Concurrency:
         Tasks of one event loop; any thread calls `charged_to_others`.
@@ -110,7 +112,11 @@ class GatewayUploads:
             except OSError as error:
                 _log.warning("an upload cannot be shared: %s", error)
                 reply, descriptor = UploadReply(request.number), None
-        self._tasks.spawn(control.answer, reply, descriptor)
+
+        async def answer() -> tuple[UploadReply, int | None]:
+            return reply, descriptor
+
+        control.question(self._tasks, answer)
 
     def leave(self, control: AwaitedControl) -> None:
         """Drop all that a worker uses, which has ended."""
@@ -134,9 +140,11 @@ class GatewayUploads:
 
     def _make(self, key: tuple[str, bytes, int], control: AwaitedControl) -> _Upload | None:
         size_bytes = key[2]
-        made_bytes = sum(upload.size_bytes for upload in self._uploads.values() if upload.maker is control)
+        made = [upload for upload in self._uploads.values() if upload.maker is control]
+        made_bytes = sum(upload.size_bytes for upload in made)
         if size_bytes < MIN_SHARED_BYTES or made_bytes + size_bytes > self._limit_bytes or (
-                len(self._uploads) >= self._limit_files):
+                len(self._uploads) >= self._limit_files or len(made) > self._limit_files // 2
+                or sum(not upload.is_sealed for upload in made) >= MAX_UNSEALED):
             return None
         descriptor = os.memfd_create("djinn-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         upload = _Upload(next(self._numbers), key, descriptor, control)

@@ -38,7 +38,7 @@ from djinn_server.control import (
     Taken,
     TurnChannel,
 )
-from djinn_server.control_channel import AwaitedControl
+from djinn_server.control_channel import FROM_WORKER, AwaitedControl
 from djinn_server.counters import WorkerReport
 from djinn_server.dialing import Exchange
 from djinn_server.handshake import send_to
@@ -124,7 +124,8 @@ class Worker:
         self._looking = anyio.Lock()
         self._looks = 0
         self._sessions_seen: tuple[SessionState, ...] | None = None
-        self._has_seen = anyio.Event()
+        self._has_seen: anyio.Event | None = None
+        """Set by the answer to a `look`; ``None`` if nobody looks."""
         self._handed = 0
         self._not_taken: set[int] = set()
         """Numbers of connections that were handed over and not taken yet."""
@@ -152,7 +153,7 @@ class Worker:
         process: WorkerProcess | None = None
         try:
             process, ours = await start_process(environment, forkserver)
-            control = AwaitedControl(ours)
+            control = AwaitedControl(ours, messages=FROM_WORKER)
             await control.send(setup, descriptor)
             if theirs is not None:
                 await control.send(TurnChannel(), theirs.fileno())
@@ -182,7 +183,7 @@ class Worker:
             received = await self._control.receive()
             message = received[0] if received is not None else None
         if isinstance(message, Failed):
-            raise _CODES.get(message.code, DjinnError)(message.summary, hint=message.hint)
+            raise _CODES.get(message.code, DjinnError)(message.summary[:4000], hint=message.hint[:4000])
         if not isinstance(message, Ready):
             raise TransportError("A worker died before it could begin.", hint="See the server's log for the reason.")
         self._port = message.address.rpartition(":")[2]
@@ -206,7 +207,7 @@ class Worker:
                 heed(message)
             elif isinstance(message, Drained):
                 drained()
-            elif isinstance(message, Seen) and message.number == self._looks:
+            elif isinstance(message, Seen) and message.number == self._looks and self._has_seen is not None:
                 self._sessions_seen = message.sessions
                 self._has_seen.set()
         if uploads is not None:
@@ -222,11 +223,15 @@ class Worker:
         """Request the state of its sessions; ``None`` if it does not answer in time."""
         async with self._looking:
             self._looks += 1
-            self._sessions_seen, self._has_seen = None, anyio.Event()
-            with anyio.move_on_after(timeout_s):
-                await self.tell(Look(self._looks))
-                await self._has_seen.wait()
-            return self._sessions_seen
+            self._has_seen = anyio.Event()
+            try:
+                with anyio.move_on_after(timeout_s):
+                    await self.tell(Look(self._looks))
+                    await self._has_seen.wait()
+                return self._sessions_seen
+            finally:
+                # What a worker says is not kept.
+                self._sessions_seen = self._has_seen = None
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped, as far as the system can tell."""

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
+import threading
+import time
+from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import SocketListener, SocketStream
 from djinn_lib_server.accepting import accept_forever
 from djinn_server import control_channel
 from djinn_server.changes import Changes
-from djinn_server.control import Drained, Incoming, Look, Spawned
-from djinn_server.control_channel import AwaitedControl, Control
+from djinn_server.control import Drained, FromStore, Incoming, Look, Spawned, StoreReply
+from djinn_server.control_channel import FROM_WORKER, MAX_UNANSWERED, TURN_REQUESTS, AwaitedControl, Control
 from djinn_server.event_loop import Tasks
+from djinn_server.pacing import SHARE, Pacing
+from djinn_server.pending_replies import MAX_QUESTIONS, PendingReplies
 
 TIMEOUT_S = 30.0
+
+
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+def framed(content: bytes) -> bytes:
+    return struct.pack("<I", len(content)) + content
 
 
 @pytest.mark.anyio
@@ -98,15 +113,94 @@ async def test_messages_and_descriptors_go_from_threads_to_tasks_and_back(anyio_
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("said", [b"\xff" * 8, b"\x03\0\0\0???", b"\x04\0"], ids=["too-long", "nonsense", "cut-short"])
+@pytest.mark.parametrize("said", [
+    b"\xff" * 8, b"\x03\0\0\0???", b"\x04\0", framed(b"\x81\xa4type\xa2\xff\xfe"),
+    framed(msgspec.msgpack.encode(Look(1))), framed(b"\x82\xa4type\xa7drained\xa1x" + b"\x91" * 5000 + b"\xc0"),
+], ids=["too-long", "nonsense", "cut-short", "no-text", "of-the-gateway", "nested"])
 async def test_what_is_no_message_ends_the_channel(anyio_backend: str, said: bytes) -> None:
-    awaited, _, theirs = pair()
-    theirs.sendall(said)
-    theirs.shutdown(socket.SHUT_WR)
+    ours, theirs = socket.socketpair()
+    turns, worker = socket.socketpair()
+    awaited, control = AwaitedControl(ours, messages=FROM_WORKER), Control(turns, messages=TURN_REQUESTS)
+    for end in (theirs, worker):
+        end.sendall(said)
+        end.shutdown(socket.SHUT_WR)
     with anyio.fail_after(TIMEOUT_S):
         assert await awaited.receive() is None
+    assert control.receive() is None
+    for each in (awaited, control, theirs, worker):
+        each.close()
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_leaves_answers_unread_is_asked_no_more_and_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control_channel, "ANSWER_TIMEOUT_S", 0.5)
+    ours, theirs = socket.socketpair()
+    awaited, tasks, made = AwaitedControl(ours, messages=FROM_WORKER), Tasks(), 0
+    theirs.sendall(b"".join(framed(msgspec.msgpack.encode(FromStore(number))) for number in range(200)))
+
+    async def answer() -> tuple[StoreReply, None]:
+        nonlocal made
+        made += 1
+        return StoreReply(1, problem="x" * 2**20), None
+
+    async with anyio.create_task_group() as group:
+        tasks.enter(group)
+        with anyio.fail_after(TIMEOUT_S):
+            read = 0
+            while await awaited.receive() is not None:
+                read += 1
+                awaited.question(tasks, answer, in_turn=read % 2 == 0)
+    assert MAX_UNANSWERED <= read < 2 * MAX_UNANSWERED
+    assert made <= MAX_UNANSWERED // 2 + 2, "answers in turn are made when the last one was read"
+    assert "has not read an answer" in caplog.text
     awaited.close()
     theirs.close()
+
+
+@pytest.mark.anyio
+async def test_descriptors_that_come_with_a_message_are_not_kept() -> None:
+    ours, theirs = socket.socketpair()
+    awaited = AwaitedControl(ours, messages=FROM_WORKER)
+    before = open_files()
+    for byte in framed(msgspec.msgpack.encode(Drained())):
+        socket.send_fds(theirs, [bytes([byte])], [0])
+    assert await awaited.receive() == (Drained(), None)
+    assert open_files() == before
+    awaited.close()
+    theirs.close()
+
+
+def test_a_process_takes_a_part_of_a_threads_time() -> None:
+    now_s, spent_s = 100.0, 0.0
+    pacing = Pacing(lambda: now_s)
+    while now_s < 200:
+        pacing.add(0.004)
+        spent_s += 0.004
+        now_s += 0.004 + pacing.pause_s()
+    assert spent_s == pytest.approx(100 * SHARE, rel=0.05)
+
+
+def test_a_worker_waits_on_its_side_before_it_asks_more() -> None:
+    asked, release = list[int](), threading.Event()
+
+    def send(request: FromStore) -> None:
+        asked.append(request.number)
+        release.wait(TIMEOUT_S)
+        replies.answered(StoreReply(request.number), None)
+
+    replies = PendingReplies[FromStore, StoreReply](send, TIMEOUT_S)
+    threads = [threading.Thread(target=replies.ask, args=(FromStore,)) for _ in range(MAX_QUESTIONS + 5)]
+    for thread in threads:
+        thread.start()
+    while len(asked) < MAX_QUESTIONS:
+        time.sleep(0.01)
+    assert len(asked) == MAX_QUESTIONS
+    release.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert len(asked) == MAX_QUESTIONS + 5
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import mmap
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,9 @@ class Worker(AwaitedControl):
     present: ClassVar[list[Worker]] = []
 
     def __init__(self, gateway: GatewayUploads, tenant: Tenant = LAB, **options: Any) -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        super().__init__(ours)
         self.present.append(self)
         self.gateway, self.tenant = gateway, tenant
         self.asked: list[UploadRequest] = []
@@ -55,7 +59,7 @@ class Worker(AwaitedControl):
         self.asked.append(request)
         self.gateway.answer(request, self, self.tenant)
 
-    async def send(self, message: Any, descriptor: int | None = None) -> None:
+    async def send(self, message: Any, descriptor: int | None = None, timeout_s: float = 0.0) -> None:
         # A socket would carry a copy.
         self.uploads.answered(message, None if descriptor is None else os.dup(descriptor))
 
@@ -72,6 +76,7 @@ def gateway() -> Iterator[GatewayUploads]:
     yield GatewayUploads(2**30, AtOnce())
     for worker in Worker.present:
         worker.gateway.leave(worker)
+        worker.close()
     Worker.present.clear()
 
 
@@ -208,7 +213,7 @@ def test_a_file_that_can_still_be_written_is_neither_sealed_nor_found(gateway: G
     replies: list[tuple[UploadReply, int | None]] = []
 
     class Hostile(Worker):
-        async def send(self, message: Any, descriptor: int | None = None) -> None:
+        async def send(self, message: Any, descriptor: int | None = None, timeout_s: float = 0.0) -> None:
             replies.append((message, None if descriptor is None else os.dup(descriptor)))
 
     hostile, worker = Hostile(gateway), Worker(gateway)
@@ -244,7 +249,8 @@ def test_a_gateway_that_does_not_answer_costs_no_upload(
     for number, lost in enumerate((FindUpload, MakeUpload, SealUpload)):
         worker = Worker(gateway)
 
-        async def send(message: Any, descriptor: int | None = None, worker: Worker = worker, lost: type = lost) -> None:
+        async def send(message: Any, descriptor: int | None = None, timeout_s: float = 0.0, *, worker: Worker = worker,
+                       lost: type = lost) -> None:
             if not isinstance(worker.asked[-1], lost):
                 worker.uploads.answered(message, None if descriptor is None else os.dup(descriptor))
 
