@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 import torch
 
@@ -136,6 +137,27 @@ def _unpacked(named: Named) -> None:
            f"batch_sizes {batches[:8]} for {data.shape[0]} rows")
 
 
+def _adaptive_pool(named: Named) -> None:
+    """Check the size of the result: the kernel gives it to an `out` first. PyTorch keeps pointers in sizes, too."""
+    size = [named["output_size"]] if isinstance(named["output_size"], int) else named["output_size"]
+    least = min(size, default=0)
+    expect_as_eager(least >= 0, f"Trying to create tensor with negative dimension {least}")
+    expect(prod(max(extent, 0) for extent in size) < 2**40, f"the size {list(size)}")
+
+
+def _powers(named: Named) -> None:
+    """Check that complex numbers are summed in a complex dtype, as `linalg_vector_norm` does; this kernel does not."""
+    tensors, dtype = named["self"], named["dtype"]
+    for tensor in tensors if isinstance(tensors, (list, tuple)) else (tensors,):
+        expect(dtype is None or dtype.is_complex or not tensor.is_complex(), f"{tensor.dtype} summed as {dtype}")
+
+
+def _sums_into(named: Named) -> None:
+    """Check that sums are written to a tensor of their own dtype: only the public operator sees to that."""
+    if "out" in named:
+        expect(named["out"].dtype is named["self"].dtype, f"{named['self'].dtype} written as {named['out'].dtype}")
+
+
 _RESAMPLING = [f"{kind}d{suffix}" for suffix in ("", "_backward") for kind in (
     *(f"upsample_{kind}" for kind in ("nearest1", "nearest2", "nearest3", "linear1", "bilinear2", "trilinear3",
                                       "bicubic2")),
@@ -161,5 +183,9 @@ FAULTS: Mapping[str, Rule] = {
     "_weight_norm": _weight_norm,
     "linalg_ldl_solve": _solution,
     "adaptive_avg_pool3d_backward": _averaged,
+    **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_avg_pool3d",
+                     "_adaptive_avg_pool3d"), _adaptive_pool),
+    "_logcumsumexp": _sums_into,
+    **dict.fromkeys(("linalg__powsum", "_foreach_powsum"), _powers),
 }
 """Rules by operator name, without overload."""

@@ -406,11 +406,6 @@ def _resampled(named: Named) -> None:
                f"a scale of {scale} from {extent} to {wanted}")
 
 
-def _adaptive_pool(named: Named) -> None:
-    size = [named["output_size"]] if isinstance(named["output_size"], int) else named["output_size"]
-    expect(prod(max(extent, 0) for extent in size) < 2**40, f"the size {list(size)}")
-
-
 def _embedding_bag_whole(named: Named) -> None:
     if named["offsets"] is not None:
         _embedding_bag(named)
@@ -422,6 +417,11 @@ def _repeats(named: Named) -> None:
         within(named, "repeats", 0, 2**40)
         if named["output_size"] is not None and has_elements(repeats):
             expect(int(repeats.sum()) == named["output_size"], "output_size is not the sum of repeats")
+
+
+def _chunks(named: Named) -> None:
+    dim = named["dim"]
+    expect(all(-tensor.dim() <= dim < tensor.dim() for tensor in named["tensors"]), f"dim {dim} of tensors without it")
 
 
 def _degree(named: Named) -> None:
@@ -502,11 +502,11 @@ RULES: Mapping[str, Rule] = {
     "mkldnn_rnn_layer": layers.recurrent,
     "mkldnn_rnn_layer_backward": layers.recurrent_backward,
     "repeat_interleave": _repeats,
+    "_chunk_cat": _chunks,
     "_native_multi_head_attention": layers.multi_head_attention,
     "_transformer_encoder_layer_fwd": layers.encoder_layer,
     "convolution_backward": _convolution_backward,
     "_convolution_double_backward": _convolution_double_backward,
-    **dict.fromkeys(("adaptive_max_pool2d", "adaptive_max_pool3d"), _adaptive_pool),
     "embedding_bag": _embedding_bag_whole,
     **{f"_upsample_{kind}2d_aa": _resampled for kind in ("bilinear", "bicubic", "lanczos")},
     **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power),

@@ -1,0 +1,41 @@
+"""Rules of the guard about dtypes and dimensions, asked with tensors that have no elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from djinn_guard_core.calls import check_of
+from djinn_lib_service.operators import operator_named
+
+COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
+
+
+def empty(*size: int, dtype: torch.dtype = REAL) -> torch.Tensor:
+    return torch.empty(size, dtype=dtype, device="meta")
+
+
+def ask(name: str, args: Sequence[Any], words: dict[str, Any]) -> None:
+    check = check_of(operator_named(f"aten::{name}"), 0)
+    assert check is not None
+    check.expect(args, words)
+
+
+@pytest.mark.parametrize(("name", "args", "right", "wrong"), [
+    ("linalg__powsum", [empty(3, dtype=COMPLEX)], {"dtype": torch.complex128}, {"dtype": NARROW}),
+    ("_foreach_powsum.Scalar", [[empty(3), empty(3, dtype=COMPLEX)]], {"dtype": COMPLEX}, {"dtype": NARROW}),
+    ("_logcumsumexp.out", [empty(3), 0], {"out": empty(3)}, {"out": empty(3, dtype=NARROW)}),
+    ("_chunk_cat", [[empty(3), empty(2, 3)]], {"dim": 0, "num_chunks": 2}, {"dim": 1, "num_chunks": 2}),
+    ("_chunk_cat.out", [[empty(3)], 0], {"num_chunks": 2, "out": empty(2, 2)},
+     {"num_chunks": 2, "out": empty(2, 2), "dim": 1}),
+    *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
+      for name, rank in (("adaptive_max_pool2d", 2), ("adaptive_max_pool3d", 3), ("_adaptive_avg_pool3d", 3))),
+])
+def test_a_kernel_that_does_not_compare_is_not_asked(
+    name: str, args: Sequence[Any], right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    ask(name, args, right)
+    with pytest.raises(RuntimeError, match="summed as|written as|dim 1 of|negative dimension"):
+        ask(name, args[:1] if "dim" in wrong else args, wrong)
