@@ -68,9 +68,9 @@ def create(
                         max_memory_mib * 2**20, max_host_mib * 2**20, max_programs)
         token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())), models=models or (),
                             share=share, limits=limits)
+        _show(token, name)
     except ConfigurationError as error:
         raise _ended(error) from None
-    typer.echo(token)
     typer.echo(f"The token of {name}, this once. Its owner sets DJINN_TOKEN to it; the server is started with "
                f"--tokens {file.path}", err=True)
 
@@ -95,9 +95,9 @@ def rotate(
         overlap_s = duration_s(overlap)
         until = {"": None, "never": 0}[expires] if expires in ("", "never") else end_of(expires, int(time.time()))
         token = file.rotate(name, overlap_s, until)
+        _show(token, name)
     except ConfigurationError as error:
         raise _ended(error) from None
-    typer.echo(token)
     typer.echo(f"The new token of {name}, this once. Other tokens of {name} are good until "
                f"{written(int(time.time()) + overlap_s)} at most.", err=True)
 
@@ -133,6 +133,15 @@ def list_tokens(tokens: _Path = "") -> None:
 
 def _file(path: str) -> TokenFile:
     return TokenFile(Path(path) if path else default_path())
+
+
+def _show(token: str, name: str) -> None:
+    try:
+        typer.echo(token)
+    except OSError as error:
+        raise ConfigurationError(f"The token cannot be printed: {error.strerror}.",
+                                 hint=f"It was made, and nobody knows it. Make another: djinn token rotate {name}"
+                                 ) from None
 
 
 def _ended(error: ConfigurationError) -> typer.Exit:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 from djinn_lib_cluster.kinds import Engine, EngineFactory, SupportsHosts
+from djinn_lib_cluster.records import replace_file
 
 from djinn.errors import ConfigurationError
 from djinn.plugins.manager import Plugins
@@ -63,7 +64,7 @@ class Cluster:
     def describe(self) -> None:
         """Write down which engine runs it, so that other commands find it."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.folder / _FILE).write_bytes(msgspec.json.encode(_Description(self.engine_name)))
+        replace_file(self.folder / _FILE, msgspec.json.encode(_Description(self.engine_name)))
 
     def remove(self) -> None:
         """Remove its folder."""

@@ -150,14 +150,17 @@ def _start(cluster: Cluster, programs: Sequence[EngineProgram]) -> None:
     So does what other commands find the cluster by, in case this one is killed.
     """
     is_new = not cluster.key_file.exists()
-    key_in(cluster.key_file, makes=True)
-    cluster.describe()
     try:
+        key_in(cluster.key_file, makes=True)
+        cluster.describe()
         cluster.engine.start(ClusterSpec(cluster.name, tuple(programs)))
-    except ConfigurationError:
+    except (ConfigurationError, OSError) as error:
         if is_new:
             cluster.remove()
-        raise
+        if isinstance(error, ConfigurationError):
+            raise
+        raise ConfigurationError(f"The cluster {cluster.name} cannot be started: {error}.",
+                                 hint=f"See whether {cluster.folder} can be written to.") from None
 
 
 def _await_start(cluster: Cluster) -> list[ProgramReport]:

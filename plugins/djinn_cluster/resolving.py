@@ -13,6 +13,7 @@ from djinn_lib_cluster.settings import ClusterSettings
 from djinn_lib_named.settings import NamedSettings
 from djinn_lib_service.settings import TlsSettings
 
+from djinn.errors import ProtocolError
 from djinn.settings import Config, Settings
 
 __all__ = ("resolve",)
@@ -45,6 +46,8 @@ def resolve(settings: ClusterSettings, others: Settings, *, is_again: bool = Fal
         config.token, name, recent, settings.cluster_models[:16], settings.cluster_memory_mib * 2**20,
         others(NamedSettings).name, last),
         authorities=others(TlsSettings).tls_ca, timeout_s=config.connect_timeout_s)
+    if not servers:
+        raise ProtocolError(f"The directory {settings.cluster} names no server, and does not say why.")
     address = next((server.address for server in servers if server.address != last), servers[0].address)
     with _lock:
         _recent.append((time.monotonic(), address))

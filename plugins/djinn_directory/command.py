@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 import ssl
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -182,8 +181,10 @@ def _run(listening: Sequence[tuple[socket.socket, _Answering]], take_samples: Ca
                     tasks.start_soon(endpoint.run, await SocketListener.from_socket(sock))
                 if parent:
                     tasks.start_soon(await_parent)
-                sys.stdout.write(f"djinn directory {address}\n")
-                sys.stdout.flush()
+                try:
+                    print(f"djinn directory {address}", flush=True)  # noqa: T201  # callers read the address from it
+                except OSError as error:
+                    _log.warning("the address %s cannot be printed: %s", address, error)
                 async for _ in signals:
                     tasks.cancel_scope.cancel()
                     break

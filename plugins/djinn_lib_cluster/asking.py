@@ -9,10 +9,12 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from urllib.parse import urlsplit
 
 import attrs
 import msgspec
+from djinn_lib_service.terminal_text import harmless
 from djinn_lib_service.urls import url_of
 
 from djinn import errors
@@ -120,14 +122,14 @@ def ask(address: str, question: Callable[[str], AskedDirectory], *, authorities:
         TransportError: There is no answer.
         DjinnError: The directory's own answer, such as that the token is wrong.
     """
-    parsed = parse(address)
+    parsed, until = parse(address), monotonic() + timeout_s
     try:
         with socket.create_connection((parsed.host, parsed.port), timeout=timeout_s) as plain:
             if parsed.scheme == "tcp":
-                line = _answer(plain, encoded(question(parsed.name)))
+                line = _answer(plain, encoded(question(parsed.name)), until)
             else:
                 with trusting(authorities).wrap_socket(plain, server_hostname=parsed.host) as encrypted:
-                    line = _answer(encrypted, encoded(question(parsed.name)))
+                    line = _answer(encrypted, encoded(question(parsed.name)), until)
         answer = decoded(line)
     except OSError as error:
         reason = getattr(error, "verify_message", "") or error.strerror or str(error)
@@ -136,16 +138,18 @@ def ask(address: str, question: Callable[[str], AskedDirectory], *, authorities:
     except msgspec.DecodeError as error:
         raise ProtocolError(f"{parsed} is no directory: {error}.", hint=_HINT) from None
     if isinstance(answer, DirectoryProblem):
-        raise _CODES.get(answer.code, DjinnError)(answer.summary, hint=answer.hint)
+        raise _CODES.get(answer.code, DjinnError)(harmless(answer.summary), hint=harmless(answer.hint))
     if not isinstance(answer, ServerList):
         raise ProtocolError(f"{parsed} answers with a {type(answer).__name__}.", hint=_HINT)
     return answer.servers
 
 
-def _answer(sock: socket.socket, request: bytes) -> bytes:
+def _answer(sock: socket.socket, request: bytes, until: float) -> bytes:
     sock.sendall(request)
     data = bytearray()
     while not data.endswith(b"\n"):
+        # All of the answer must come in time, or one that drips would never be given up.
+        sock.settimeout(max(1e-3, until - monotonic()))
         part = sock.recv(2**16)
         data += part
         if not part or len(data) > MAX_LOAD_BYTES:

@@ -40,7 +40,7 @@ MAX_MODELS = 4000
 MAX_NAMED = 10_000
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
 _Secret: TypeAlias = Annotated[str, Meta(max_length=4096)]
-_Address: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
+_Address: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"^[^\x00-\x20\x7f-\xa0]+$")]
 _Model: TypeAlias = Annotated[str, Meta(max_length=256)]
 _Name: TypeAlias = Annotated[str, Meta(max_length=64)]
 

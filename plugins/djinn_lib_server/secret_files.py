@@ -26,13 +26,11 @@ def key_in(path: Path, *, makes: bool = False) -> str:
     """
     try:
         if makes and not path.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:  # noqa: PTH123  # a mode
-                file.write(secrets.token_urlsafe(32) + "\n")
+            _make(path)
         with path.open(encoding="utf-8") as file:
             remedy, found = remedy_of(path, os.fstat(file.fileno())), file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"The key {path} cannot be read: {error}.",
+        raise ConfigurationError(f"The key {path} cannot be read{' or made' if makes else ''}: {error}.",
                                  hint="Give a file that this user can read.") from None
     if remedy:
         raise ConfigurationError(f"Others can read the key {path}.", hint=f"Run {remedy}.")
@@ -40,3 +38,15 @@ def key_in(path: Path, *, makes: bool = False) -> str:
         raise ConfigurationError(f"The key {path} has fewer than {MIN_KEY_CHARACTERS} characters.",
                                  hint="Remove the file, and let another one be made.")
     return found
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123  # a descriptor
+            file.write(secrets.token_urlsafe(32) + "\n")
+    except OSError:
+        # A full disk must not leave an empty key, which nothing would replace.
+        path.unlink()
+        raise

@@ -44,10 +44,16 @@ def identity_in(status: os.stat_result) -> FileIdentity:
     return FileIdentity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-def is_settled(identity: FileIdentity, now_ns: int) -> bool:
-    """Whether any later write will change the file's identity."""
+def is_settled(identity: FileIdentity, now_ns: int, known_for_ns: int = 0) -> bool:
+    """Whether any later write will change the file's identity.
+
+    Args:
+        identity: What the system says of the file.
+        now_ns: The time of day, which may have been set back since the file was changed.
+        known_for_ns: For how long the system has said so, by a clock that is never set.
+    """
     tick_ns = TICK_NS if identity.changed_ns % COARSE_NS else COARSE_TICK_NS
-    return identity.changed_ns + tick_ns <= now_ns
+    return identity.changed_ns + tick_ns <= now_ns or tick_ns <= known_for_ns
 
 
 def sha256_of(descriptor: int) -> str:

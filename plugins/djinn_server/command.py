@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import gc
 import inspect
@@ -26,6 +27,7 @@ __all__ = ("serve",)
 
 USAGE_ERROR = 2
 """Exit status of an invalid command line."""
+_log = logging.getLogger("djinn.server")
 
 
 def serve(context: typer.Context, config: str = "", with_parent: bool = False, **_: Any) -> None:
@@ -41,7 +43,8 @@ def serve(context: typer.Context, config: str = "", with_parent: bool = False, *
     """
     values = dict(context.params)
     if values["log_format"].value == "text":
-        typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
+        with contextlib.suppress(OSError):  # the log's disk may be full
+            typer.echo("djinn: loading PyTorch; the address follows when the server accepts connections", err=True)
     with paused_collection():
         # This takes seconds, which `--help` and a mistaken option do not need. The package comes before its modules.
         import djinn
@@ -120,7 +123,10 @@ serve.__annotations__ = {each.name: each.annotation for each in _parameters()}
 
 
 def _announce(address: str) -> None:
-    print(f"djinn serving {address}", flush=True)  # noqa: T201  # the one line that callers read the address from
+    try:
+        print(f"djinn serving {address}", flush=True)  # noqa: T201  # the one line that callers read the address from
+    except OSError as error:
+        _log.warning("serving %s, which cannot be printed: %s", address, error)
 
 
 def _run(server: Gateway, operation: ServerLoop, caught: list[signal.Signals]) -> NoReturn:

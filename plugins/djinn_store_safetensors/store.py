@@ -9,7 +9,7 @@ import struct
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from time import sleep, time_ns
+from time import monotonic_ns, sleep, time_ns
 
 import attrs
 import torch
@@ -34,12 +34,14 @@ class _Known:
 
     Attributes:
         identity: What the system said of it before.
+        seen_ns: When it said so first, by the monotonic clock.
         digest: Its digest; empty if there is a fault.
         problem: The fault.
         is_settled: Whether a later change shows in the identity.
     """
 
     identity: FileIdentity
+    seen_ns: int
     digest: str = ""
     problem: str = ""
     is_settled: bool = True
@@ -125,8 +127,10 @@ class SafetensorsStore:
         try:
             identity = identity_of(descriptor)
             known = self._known.get(path)
-            if known is None or known.identity != identity or not known.is_settled:
-                known = self._known[path] = _look(descriptor, identity)
+            if known is None or known.identity != identity:
+                known = self._known[path] = _look(descriptor, identity, monotonic_ns())
+            elif not known.is_settled:
+                known = self._known[path] = _look(descriptor, identity, known.seen_ns)
             return known
         finally:
             os.close(descriptor)
@@ -141,18 +145,18 @@ def _opened(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
-def _look(descriptor: int, identity: FileIdentity) -> _Known:
-    if not is_settled(identity, time_ns()):
+def _look(descriptor: int, identity: FileIdentity, seen_ns: int) -> _Known:
+    if not is_settled(identity, time_ns(), monotonic_ns() - seen_ns):
         sleep(TICK_NS / 10**9)
-    begun_ns = time_ns()
+    settles = is_settled(identity, time_ns(), monotonic_ns() - seen_ns)
     try:
         describe(descriptor)
     except ValueError as error:
-        return _Known(identity, problem=str(error))
+        return _Known(identity, seen_ns, problem=str(error))
     digest = sha256_of(descriptor)
     if identity_of(descriptor) != identity:
-        return _Known(identity, problem="it changed while it was read")
-    return _Known(identity, digest, is_settled=is_settled(identity, begun_ns))
+        return _Known(identity, seen_ns, problem="it changed while it was read")
+    return _Known(identity, seen_ns, digest, is_settled=settles)
 
 
 class SafetensorsStores:

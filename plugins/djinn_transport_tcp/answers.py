@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 import torch
 from djinn_lib_service.device_report import FIRST_REPORT
+from djinn_lib_service.terminal_text import harmless
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Result, TensorHeader, Warned
 
-__all__ = ("checked", "harmless")
-
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal may obey; a new line and a tab are none."""
-
-
-def harmless(text: str) -> str:
-    """Return a text with its control characters escaped."""
-    return text if text.isprintable() else _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
-
+__all__ = ("checked",)
 
 def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Result, list[torch.Tensor]]:
     """Return the answer to a batch, with harmless texts.

@@ -14,7 +14,7 @@ from djinn_lib_service.device_report import device_of
 from djinn_lib_service.upload_dedup import introduce
 from djinn_lib_service.waits import now_waiting
 
-from djinn.errors import ProtocolError, ProtocolVersionError
+from djinn.errors import ConfigurationError, ProtocolError, ProtocolVersionError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Redirect, Starting, Welcome
 from djinn_transport_tcp.sockets import ByteStream
 
@@ -39,7 +39,16 @@ class Wish:
 
 
 def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
-    """Build the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
+    """Build the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`.
+
+    Raises:
+        ConfigurationError: The token is no text, as a variable of the environment need not be.
+    """
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError("The token is no text: it contains something else than UTF-8.",
+                                 hint="Correct DJINN_TOKEN, or djinn.init(token=...).") from None
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from djinn_lib_service.terminal_text import harmless
 
 from djinn.errors import (
     ENDED_FOR_GOOD,
@@ -15,7 +16,6 @@ from djinn.errors import (
     TransportError,
 )
 from djinn.wire.messages import Goodbye, Refusal
-from djinn_transport_tcp.answers import harmless
 from djinn_transport_tcp.opening import reason_of
 from djinn_transport_tcp.tls import TlsError
 

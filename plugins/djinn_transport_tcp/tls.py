@@ -85,6 +85,8 @@ def server_context(options: ListenOptions) -> ssl.SSLContext:
         _load("authorities", "the server" if "\n" in given else given, lambda: context.load_verify_locations(
             **({"cadata": given} if "\n" in given else {"cafile": given})))
         context.verify_mode = ssl.CERT_REQUIRED
+        if context.cert_store_stats()["crl"]:
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF
     return context
 
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from djinn_transport_tcp.answers import checked, harmless
+from djinn_cluster.resolving import resolve
+from djinn_lib_cluster.messages import DirectoryProblem, ListedServer, ServerList, encoded
+from djinn_lib_cluster.settings import ClusterSettings
+from djinn_lib_service.terminal_text import harmless
+from djinn_transport_tcp.answers import checked
 from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.reasons import refused
 
 import djinn
-from djinn.errors import DjinnError
+from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.session.single_backend import MAX_FAILURES
+from djinn.settings import Config, Settings
 from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Refusal, Result, TensorHeader, Warned
 from djinn.wire.tensors import header_of
 
@@ -101,3 +110,27 @@ def test_failures_that_were_caught_are_not_remembered_for_ever() -> None:
     [link] = session.backend.executors
     assert len(link._reported) == len(link._failures) == MAX_FAILURES
     djinn.shutdown()
+
+
+@pytest.mark.parametrize(("line", "kind", "said"), [
+    (encoded(ServerList(())), ProtocolError, "names no server"),
+    (encoded(ServerList((ListedServer("tcp://\x1b[31m:1"),))), ProtocolError, "is no directory"),
+    (encoded(DirectoryProblem("DJ305", "\x1b]0;title\x07", "\x1b[31m")), RefusedError, r"^\[DJ305\] \\x1b\]0;title"),
+    (b" ", TransportError, "timed out")], ids=["nobody", "address", "text", "drips"])
+def test_a_directory_that_lies_is_an_error_and_reaches_no_terminal(
+        line: bytes, kind: type[Exception], said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        def answer() -> None:
+            with sock.accept()[0] as client, suppress(OSError):
+                while not line.endswith(b"\n"):
+                    client.sendall(line)
+                    time.sleep(0.1)
+                client.sendall(line)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        given = {Config: Config(connect_timeout_s=1.0), ClusterSettings: ClusterSettings(
+            f"tcp://127.0.0.1:{sock.getsockname()[1]}")}
+        with pytest.raises(kind, match=said):
+            resolve(given[ClusterSettings], Settings(*given.values()))  # type: ignore[arg-type]  # each of its kind
+        answering.join(20)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import ssl
 import sys
@@ -20,6 +22,7 @@ from djinn_transport_tcp.listener import listen_tls
 from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
+from support.surroundings.authority import Authority
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
@@ -188,6 +191,27 @@ def test_clients_have_to_show_a_certificate_if_the_server_says_so(start_server: 
                                                             tls_cert=certificates.client))
     connection.request(Batch(synchronize=True), ())
     connection.close()
+
+
+def test_a_certificate_that_was_revoked_opens_nothing(start_server: Any, tmp_path: Path) -> None:
+    authority, file = Authority(tmp_path, "authority"), tmp_path / "trusted.pem"
+    host, _ = authority.issue("host", "127.0.0.1")
+    (revoked, number), (other, _) = authority.issue("revoked"), authority.issue("other")
+    file.write_text(Path(authority.path).read_text())
+    server = start_server("--tls-cert", host, "--tls-client-ca", str(file))
+
+    def begin(certificate: str) -> SocketConnection:
+        return connect_tls(server.address, connect_options(tls_ca=authority.path, tls_cert=certificate))
+
+    running = begin(revoked)
+    file.write_text(Path(authority.revoking(number)).read_text())
+    os.kill(server.process.pid, signal.SIGHUP)
+    wait_for(server, "reloaded")
+    with pytest.raises(TransportError, match="certificate revoked"):
+        begin(revoked)
+    begin(other).close()
+    running.request(Batch(synchronize=True), ())
+    running.close()
 
 
 def test_a_key_of_its_own_file_and_the_environment(start_server: Any, certificates: Any, tmp_path: Any) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from time import time_ns
 
 import pytest
 import torch
+from djinn_lib_service.file_identity import sha256_of
+from djinn_store_safetensors import store
 from djinn_store_safetensors.folder import candidates, files_of
 from djinn_store_safetensors.store import SafetensorsStore
 from safetensors.torch import save_file
@@ -65,6 +68,18 @@ def test_a_folder_that_cannot_be_read_hides_no_other_model(
     assert found.pop("gpt2") == ""
     (problem,) = found.values()
     assert "Permission denied" in problem or "cannot be read" in problem
+
+
+def test_no_file_is_digested_again_and_again_because_the_clock_was_set_back(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "one.safetensors")
+    digested: list[int] = []
+    monkeypatch.setattr(store, "time_ns", lambda: time_ns() - 86_400 * 10**9)
+    monkeypatch.setattr(store, "sha256_of", lambda descriptor: digested.append(descriptor) or sha256_of(descriptor))
+    kept = SafetensorsStore(tmp_path)
+    for _ in range(5):
+        assert not kept.models()[0].problem
+    assert len(digested) == 1
 
 
 def test_parts_in_the_cache_of_a_hub_have_the_revision_of_their_snapshot(tmp_path: Path) -> None:

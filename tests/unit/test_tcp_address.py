@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from djinn_lib_service.urls import url_of
 from djinn_transport_tcp.address import MAX_PATH_BYTES, parse_address, parse_path
+from djinn_transport_tcp.greeting import Wish, hello
 
 from djinn.errors import ConfigurationError
 
@@ -46,3 +47,8 @@ def test_paths_that_make_no_sense(address: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         parse_path(address)
     assert repr(address) in str(caught.value)
+
+
+def test_a_token_that_is_no_text_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="token is no text"):
+        hello("\udcff", "", "", "", Wish())

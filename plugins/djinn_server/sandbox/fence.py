@@ -63,7 +63,7 @@ def examine(secrets: Sequence[str] = (), *, encrypts: bool = True) -> list[Sandb
                     "start programs, connect to whatever the server can reach, and look into processes of its user"),
         SandboxPart("files", files_missing,
                     "read what its user can read" if landlock.why_not() else f"read {files_missing}"),
-        SandboxPart("users", privileges.why_no_user(),
+        SandboxPart("users", _why_no_user(),
                     "act as the server's user, as far as the other parts let it", is_needed=os.name == "posix"
                     and os.geteuid() == 0),
         *([SandboxPart("keys", why_none(), "pass itself off as the server, whose key it knows")] if encrypts else []),
@@ -208,6 +208,13 @@ def _succeeded(child: int) -> bool:
     finally:
         os.close(handle)
     return status == 0
+
+
+def _why_no_user() -> str:
+    """Return the reason why workers will not have their own users here; empty if they will."""
+    why = privileges.why_no_user()
+    closed = "" if why or not landlock.why_not() else _closed(files_for(has_driver=False).readable)
+    return why or (f"without Landlock, they could not read {closed}" if closed else "")
 
 
 def _closed(readable: Sequence[str]) -> str:
