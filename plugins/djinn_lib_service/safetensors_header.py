@@ -6,12 +6,11 @@ its dtype, its sizes and where it lies behind the header. The tensors fill the r
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +21,13 @@ from djinn_lib_service.tensor_extents import TensorExtent
 
 __all__ = ("read_header",)
 
-MAX_HEADER_BYTES = 32 * 2**20
+MAX_HEADER_BYTES = 8 * 2**20
+MAX_METADATA_BYTES = 4 * 2**20
+MAX_TENSORS = 2**16
+"""Of a file; and pairs of its metadata."""
+MAX_MARKS = 2**20
+"""Brackets and commas of a header. Text in which they are nested differently is passed over without a break."""
+MAX_NUMBER = 2**63 - 1
 MAX_NAME = 1024
 """Longest name of a tensor; longer text does not travel in a program."""
 _LENGTH = struct.Struct("<Q")
@@ -33,7 +38,15 @@ DTYPES = {
 }
 """Names in ``torch`` of the dtypes that have whole bytes."""
 _METADATA = "__metadata__"
-_Extent = Annotated[int, Meta(ge=0)]
+_Extent = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+_ENTRY_QUOTES = 8
+"""Of an entry whose three fields occur once."""
+
+
+class _Name(str):
+    """A name in a header, for which the decoder calls its hook."""
+
+    __slots__ = ()
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,20 +78,42 @@ def read_header(descriptor: int) -> Mapping[str, TensorExtent]:
 
 
 def _entries(text: bytes) -> dict[str, _Entry]:
+    """Decode a header, of which nothing is built that is not of its form."""
+    if sum(map(text.count, (b"[", b"{", b","))) > MAX_MARKS:
+        raise ValueError(f"its header has more than {MAX_MARKS} brackets and commas")
     try:
-        found = json.loads(text, object_pairs_hook=_unique)
-        if isinstance(found, dict):
-            msgspec.convert(found.pop(_METADATA, {}), dict[str, str])
-        return msgspec.convert(found, dict[str, _Entry])
+        parts = msgspec.json.decode(text, type=dict[_Name, msgspec.Raw], dec_hook=_once())
+        metadata = parts.pop(_Name(_METADATA), None)
+        if metadata is not None:
+            if memoryview(metadata).nbytes > MAX_METADATA_BYTES:
+                raise ValueError(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
+            msgspec.json.decode(metadata, type=dict[_Name, str], dec_hook=_once())
+        return {str(name): _entry(part) for name, part in parts.items()}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its header is malformed: {error}") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return made
+def _once() -> Callable[[type, Any], Any]:
+    """Return a hook that takes each name once, and a limited number of them."""
+    names: set[str] = set()
+
+    def take(kind: type, name: Any) -> Any:
+        if name in names:
+            raise ValueError("a name occurs twice")
+        if len(names) == MAX_TENSORS + 1:
+            raise ValueError(f"there are more than {MAX_TENSORS} names")
+        names.add(name)
+        return _Name(name)
+
+    return take
+
+
+def _entry(part: msgspec.Raw) -> _Entry:
+    text = bytes(part)
+    entry = _entry_decoder.decode(text)
+    if text.count(b'"') != _ENTRY_QUOTES:
+        raise ValueError("a field occurs twice")
+    return entry
 
 
 def _checked(entries: Mapping[str, _Entry], data: int, size_bytes: int) -> Mapping[str, TensorExtent]:
@@ -91,7 +126,10 @@ def _checked(entries: Mapping[str, _Entry], data: int, size_bytes: int) -> Mappi
         begin, end = entry.data_offsets
         if begin != expected:
             raise ValueError(f"tensor {name!r} begins at byte {begin} of the data; the one before ends at {expected}")
-        size = math.prod(entry.shape) * getattr(torch, DTYPES[entry.dtype]).itemsize
+        itemsize = getattr(torch, DTYPES[entry.dtype]).itemsize
+        if math.prod(filter(None, entry.shape)) * itemsize > MAX_NUMBER:
+            raise ValueError(f"tensor {name!r} has the sizes {entry.shape[:8]}, which no tensor has")
+        size = math.prod(entry.shape) * itemsize
         if end - begin != size:
             raise ValueError(f"tensor {name!r} takes {size} bytes, and lies in {end - begin}")
         expected = end
@@ -101,5 +139,5 @@ def _checked(entries: Mapping[str, _Entry], data: int, size_bytes: int) -> Mappi
                                data + entry.data_offsets[1]) for name, entry in entries.items()}
 
 
-# `msgspec.convert` uses its form, which several threads must not work out at once.
-msgspec.json.Decoder(_Entry)
+# Made here: several threads must not work out its form at once.
+_entry_decoder = msgspec.json.Decoder(_Entry)

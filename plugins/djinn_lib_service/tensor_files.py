@@ -12,12 +12,12 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 
-from djinn_lib_service.safetensors_header import read_header
+from djinn_lib_service.safetensors_header import MAX_TENSORS, read_header
 from djinn_lib_service.tensor_extents import TensorExtent
 
 __all__ = ("describe", "read_storages")
 
-MAX_DIRECTORY_BYTES = 32 * 2**20
+MAX_DIRECTORY_BYTES = 8 * 2**20
 ALIGNMENT = 64
 """Of storages; elements of any dtype lie as they have to."""
 _START = b"PK\3\4"
@@ -68,6 +68,8 @@ def read_storages(descriptor: int) -> Mapping[str, TensorExtent]:
             data = at + _MEMBER.size + member[-2] + member[-1]
             if member[0] != _START or method or data % ALIGNMENT or data + size_bytes > begin or storage in found:
                 raise ValueError(f"its member {storage} is not as torch.save writes it")
+            if len(found) == MAX_TENSORS:
+                raise ValueError(f"it has more than {MAX_TENSORS} storages")
             found[storage] = TensorExtent("uint8", (size_bytes,), data, data + size_bytes)
     except (struct.error, OSError, OverflowError):
         raise ValueError("its directory is damaged") from None

@@ -70,12 +70,13 @@ def _below(root: Path, folder: Path, depth: int, *, is_model: bool = False) -> I
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        if path.is_dir():
-            try:
-                yield from list(_in_folder(root, path, depth, is_model=is_model))
-            except OSError:
-                # It may be another user's, or be removed at this moment. Its files are looked at later, and say why.
-                yield _named(path.relative_to(root), path)
+        try:
+            found = list(_in_folder(root, path, depth, is_model=is_model)) if path.is_dir() else None
+        except (OSError, RuntimeError):
+            # It may be another user's, or be removed at this moment. Its files are looked at later, and say why.
+            found = [_named(path.relative_to(root), path)]
+        if found is not None:
+            yield from found
         elif is_model:
             continue
         elif path.name.endswith(SUFFIX):

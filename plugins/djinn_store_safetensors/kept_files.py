@@ -257,8 +257,8 @@ class KeptFiles:
         """List the files of each tenant that may be deleted for a file of one of them; the first ones last."""
         files = defaultdict[Path, list[_Loser]](list, {mine: []})
         for file in self._folder.glob(f"*/*{SUFFIX}"):
-            # Another server of the folder may drop it meanwhile.
-            with contextlib.suppress(FileNotFoundError):
+            # Another server of the folder may drop it meanwhile; and one that cannot be looked at stays.
+            with contextlib.suppress(OSError):
                 files[file.parent].append((_used_at(file), file.stat().st_size, file))
         for other, each in self._arriving.items():
             if other.parent != mine:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic_ns, sleep, time_ns
 
 import attrs
+import msgspec
 import torch
 from djinn_lib_server.kinds.store import StoreSample, TensorExtent
 from djinn_lib_server.options import ServeOptions
@@ -70,8 +71,8 @@ class SafetensorsStore:
         """List the current models; new files are digested."""
         with self._lock:
             found = [self._model(candidate) for candidate in candidates(self._folder)]
-            present = {path for path in self._known if path.exists()}
-            self._known = {path: known for path, known in self._known.items() if path in present}
+            # `Path.exists` raises where a folder may not be looked into.
+            self._known = {path: known for path, known in self._known.items() if os.path.exists(path)}  # noqa: PTH110
         for model in found:
             said = f"{model.name}: {model.problem}"
             if model.problem and said not in self._said:
@@ -114,10 +115,13 @@ class SafetensorsStore:
             return _described(candidate, problem=f"{name}: {error.strerror}")
         except ValueError as error:
             return _described(candidate, problem=str(error))
+        except Exception as error:  # noqa: BLE001  # logged with its name; one model must not hide the others
+            return _described(candidate, problem=f"it cannot be looked at: {type(error).__name__}: {error}")
         return _described(candidate, files=tuple(made))
 
     def _inside(self, path: Path) -> Path:
-        real = path.resolve(strict=True)
+        # `Path.resolve` has raised a RuntimeError for a link that leads to itself before Python 3.13.
+        real = Path(os.path.realpath(path, strict=True))
         if not real.is_relative_to(self._folder):
             raise ValueError(f"{path.name} is a link that leaves the folder of models")
         return real
@@ -137,7 +141,15 @@ class SafetensorsStore:
 
 
 def _described(candidate: Candidate, files: tuple[StoredFile, ...] = (), problem: str = "") -> StoredModel:
-    return StoredModel(candidate.name, candidate.revision, files, problem, candidate.variant)
+    model = StoredModel(candidate.name, candidate.revision, files, problem, candidate.variant)
+    try:
+        msgspec.msgpack.encode(model)
+    except UnicodeEncodeError:
+        # Names of files are bytes, and need be no text.
+        name, revision = (text.encode("utf-8", "backslashreplace").decode()
+                          for text in (candidate.name, candidate.revision))
+        return StoredModel(name, revision, problem="its name, or that of one of its files, is no text in UTF-8")
+    return model
 
 
 def _opened(path: Path) -> int:

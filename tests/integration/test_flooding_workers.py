@@ -7,8 +7,10 @@ import shutil
 import statistics
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ import attrs
 import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_lib_service.stored_models import stored_operators
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.servers.connection_options import connect_options
 from support.servers.serving import Serving
 
+import djinn
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
@@ -35,6 +39,7 @@ else:
 HOSTILE = [f"mallory{number}" for number in range(len(KINDS))]
 MODELS = 400
 REQUESTS = 200
+NESTED_BYTES = 2**20
 ROOM_BYTES = 64 * 2**20
 FILES = 48
 """More than the gateway has open for the questions of one worker."""
@@ -121,3 +126,27 @@ def test_a_worker_that_asks_and_reads_nothing_costs_the_gateway_little(
     assert most_bytes - memory_bytes < ROOM_BYTES
     assert most_files - files < FILES
     assert statistics.median(late) < statistics.median(before) + LATE_S
+
+
+def test_the_nested_header_of_a_kept_file_costs_the_gateway_little(flooded: Flooded) -> None:
+    header = b'{"a":[' + b"[]," * (NESTED_BYTES // 3) + b"1]}"
+    data = struct.pack("<Q", len(header)) + header
+    digest = sha256(data).hexdigest()
+    before = statistics.median(flooded.greeting_s() for _ in range(5))
+    memory_bytes, answers, late = flooded.memory_bytes(), list[torch.Tensor](), list[float]()
+    djinn.init(server=flooded.server.address, token=flooded.tokens["bob"])
+
+    def send() -> None:
+        for begin in range(0, len(data), 2**20):
+            piece = torch.frombuffer(bytearray(data[begin:begin + 2**20]), dtype=torch.uint8).to("remote_accelerator:0")
+            answers.append(stored_operators().keep(piece, digest, "w", begin, len(data)).cpu())
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    while sending.is_alive():
+        late.append(flooded.greeting_s())
+    djinn.shutdown()
+    print(f"{flooded.memory_bytes() - memory_bytes} bytes, greetings {before:.3f} before, {max(late):.3f} s at most")
+    assert b"cannot be kept: its header" in bytes(answers[-1].tolist())
+    assert flooded.memory_bytes() - memory_bytes < ROOM_BYTES
+    assert statistics.median(late) < before + LATE_S / 2

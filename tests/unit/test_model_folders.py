@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from time import time_ns
 
+import msgspec
 import pytest
 import torch
 from djinn_lib_service.file_identity import sha256_of
@@ -97,3 +99,37 @@ def test_variants_are_models_of_their_own_and_need_no_other_weights(tmp_path: Pa
     assert found(tmp_path) == {
         ("both", ""): ["model.safetensors"], ("both", "", "fp16"): [half], ("both", "", "ema"): parts,
         ("alone", "", "fp16"): [half], ("gpt2", "abc", "fp16"): [half]}
+
+
+def test_an_item_that_cannot_be_looked_at_hides_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpt2").mkdir()
+    save_file({"x": torch.ones(2)}, tmp_path / "gpt2" / "model.safetensors")
+    (tmp_path / "itself.safetensors").symlink_to("itself.safetensors")
+    (tmp_path / "to-nothing.safetensors").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    write(tmp_path, "shut.safetensors", "odd.safetensors", "below/model.safetensors")
+    os.close(os.open(os.fsencode(tmp_path) + b"/no-text-\xff.safetensors", os.O_CREAT))
+    is_dir, resolved = Path.is_dir, os.path.realpath
+
+    def looked_at(path: Path) -> bool:
+        if path.name in ("shut.safetensors", "below"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    def led(path: Path, *, strict: bool) -> str:
+        if path.name == "odd.safetensors":
+            raise ZeroDivisionError
+        return resolved(path, strict=strict)
+
+    monkeypatch.setattr(Path, "is_dir", looked_at)
+    monkeypatch.setattr(os.path, "realpath", led)
+    store = SafetensorsStore(tmp_path)
+    for _ in range(2):
+        models = store.models()
+        msgspec.msgpack.encode(models)
+        assert {model.name for model in models if not model.problem} == {"gpt2"}
+        problems = {model.name: model.problem for model in models if model.problem}
+        assert set(problems) == {"itself", "to-nothing", "pipe", "shut.safetensors", "odd", "below", "no-text-\\udcff"}
+        assert "levels of symbolic links" in problems["itself"]
+        assert "UTF-8" in problems["no-text-\\udcff"]
