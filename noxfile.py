@@ -234,7 +234,9 @@ def foreign(session: nox.Session) -> None:
     hugging_face = ("accelerate", "datasets", "diffusers", "parameterized", "peft", "pillow", "requests")
     needed = {"pytorch": ("numpy", "expecttest"), "accelerate": hugging_face, "diffusers": hugging_face,
               "lightning": ("lightning", "cloudpickle", "torchmetrics"), "peft": hugging_face,
-              "torchao": ("parameterized", "torchao"), "torchmetrics": ("scikit-learn", "torchmetrics"),
+              "torchao": ("parameterized", "torchao"),
+              "torchmetrics": ("cachier", "monai", "nltk", "pandas", "permetrics", "pytorch-msssim", "scikit-image",
+                               "scikit-learn", "sewar", "torchmetrics"),
               "transformers": (*hugging_face, "httpx")}
     whose, *others = session.posargs or [""]
     if whose not in needed:

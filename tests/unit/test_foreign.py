@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.foreign.chosen import is_chosen, named
 from support.foreign.published import UNEXPLAINED, Difference, explained
-from support.foreign.suites import Outcome, compare, outcomes, split_arguments
+from support.foreign.suites import Outcome, Suite, compare, outcomes, split_arguments
 
 _REPORT = """<testsuites><testsuite>
 <testcase classname="test_a.TestThingsCPU" name="test_add_cpu_float32"/>
@@ -71,6 +71,13 @@ def test_one_test_of_five_is_the_same_one_on_each_device(tmp_path: Path) -> None
     assert chosen == {f"TestThings.test_{number}": 2 for number in range(200)
                       if is_chosen(f"TestThings.test_{number}", 5)}
     assert 20 < len(chosen) < 70
+
+
+def test_a_sample_without_a_test_is_no_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_none.py").write_text("def test_one(): pass\n")
+    suite = Suite("nothing", "1", tmp_path, lambda _, name: name, {"PYTHONPATH": os.pathsep.join(sys.path)}, {})
+    assert suite.run({"none": "test_none.py"}, ["-k", "another"], processes=0) == 0
+    assert capfd.readouterr().out == "none: none of these tests passes on the CPU\n"
 
 
 def test_only_what_passes_on_the_cpu_counts() -> None:
