@@ -68,6 +68,16 @@ def _sized(named: Named) -> None:
     _fits(named["size"])
 
 
+def _resized(named: Named) -> None:
+    """Check that a tensor whose strides become dense has room for that: PyTorch makes none if its size is the same."""
+    tensor, template = named["self"], named.get("the_template")
+    size = list(named["size"] if template is None else template.shape)
+    _fits(size)
+    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    expect(named["memory_format"] is None or list(tensor.shape) != size or needed <= _storage_bytes(tensor),
+           f"{tensor.numel()} elements in a storage of {_storage_bytes(tensor)} bytes")
+
+
 def _binned(named: Named) -> None:
     """Check that the edges can be counted; the kernel resizes `out` to one more than the bins before any error."""
     bins = named["bins"]
@@ -118,8 +128,7 @@ _RULES: Mapping[str, Rule] = {
                     _as_strided),
     "as_strided_scatter": _as_strided_scatter,
     **dict.fromkeys(("empty_strided", "new_empty_strided"), _laid_out),
-    **dict.fromkeys(("resize_", "resize", "_resize_output_"), _sized),
-    **dict.fromkeys(("resize_as_", "resize_as"), lambda named: _fits(list(named["the_template"].shape))),
+    **dict.fromkeys(("resize_", "resize_as_"), _resized),
     **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), _expanded),
     "repeat": _repeated,
     **dict.fromkeys(("histogram", "histogramdd", "histc", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts"),

@@ -30,6 +30,8 @@ def ask(name: str, args: Sequence[Any], words: dict[str, Any]) -> None:
     ("_chunk_cat", [[empty(3), empty(2, 3)]], {"dim": 0, "num_chunks": 2}, {"dim": 1, "num_chunks": 2}),
     ("_chunk_cat.out", [[empty(3)], 0], {"num_chunks": 2, "out": empty(2, 2)},
      {"num_chunks": 2, "out": empty(2, 2), "dim": 1}),
+    ("resize_", [empty(1).expand(3), [3]], {}, {"memory_format": torch.contiguous_format}),
+    ("resize_as_", [empty(1).expand(3), empty(3)], {}, {"memory_format": torch.preserve_format}),
     *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
       for name, rank in (("adaptive_max_pool2d", 2), ("adaptive_max_pool3d", 3), ("_adaptive_avg_pool3d", 3))),
 ])
@@ -37,5 +39,5 @@ def test_a_kernel_that_does_not_compare_is_not_asked(
     name: str, args: Sequence[Any], right: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
     ask(name, args, right)
-    with pytest.raises(RuntimeError, match="summed as|written as|dim 1 of|negative dimension"):
+    with pytest.raises(RuntimeError, match="summed as|written as|dim 1 of|negative dimension|elements in a storage"):
         ask(name, args[:1] if "dim" in wrong else args, wrong)
