@@ -28,8 +28,9 @@ from djinn_lib_cluster.messages import (
     decoded,
     encoded,
 )
-from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.accepting import Visit, accept_forever
 from djinn_lib_server.tenants import session_digest
+from djinn_lib_service.stranger_log import StrangerLog
 
 from djinn.errors import ConfigurationError, DjinnError, LimitError, ProtocolError, RefusedError
 from djinn_directory.choosing import STALE_S, ServerListing
@@ -45,6 +46,7 @@ MAX_CHECKS = 8
 """How many tokens are checked at a time."""
 _LEFT = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, anyio.IncompleteRead)
 _log = logging.getLogger("djinn.directory")
+_strangers = StrangerLog(_log)
 
 
 class DirectoryEndpoint:
@@ -89,29 +91,31 @@ class DirectoryEndpoint:
             raise ConfigurationError(f"No server {address[:512]!r} is listed.", hint="It may have ended; look again.")
         return await member.orders.drain()
 
-    async def _attend(self, plain: SocketStream) -> None:
+    async def _attend(self, plain: SocketStream, visit: Visit) -> None:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 stream: ByteStream = plain if self._context is None else await TLSStream.wrap(
                     plain, server_side=True, ssl_context=self._context, standard_compatible=False)
-            await self._serve(stream, str(plain.extra(SocketAttribute.remote_address)))  # noqa: S610  # no part of Django
+            await self._serve(stream, visit, str(plain.extra(SocketAttribute.remote_address)))  # noqa: S610  # no part of Django
         except (*_LEFT, ssl.SSLError) as error:
-            _log.info("a connection ended: %s", str(error) or type(error).__name__)
+            _strangers.write(logging.INFO, "connections that ended", "a connection ended: %s",
+                             str(error) or type(error).__name__)
 
-    async def _serve(self, stream: ByteStream, peer: str) -> None:
+    async def _serve(self, stream: ByteStream, visit: Visit, peer: str) -> None:
         lines = BufferedByteReceiveStream(stream)
         try:
             with anyio.fail_after(TIMEOUT_S):
                 message = _read(await lines.receive_until(b"\n", MAX_LINE_BYTES))
-            if isinstance(message, Join):
-                await self._list(stream, lines, message)
-                return
-            answer = await self._answer(message)
+            with visit.busy():
+                if isinstance(message, Join):
+                    await self._list(stream, lines, message)
+                    return
+                answer = await self._answer(message)
         except anyio.DelimiterNotFound:
             problem = ProtocolError("The first line is too long.")
             await _send(stream, encoded(DirectoryProblem(problem.code, problem.summary)))
         except DjinnError as error:
-            _log.warning("%s: refused: %s", peer, error.summary)
+            _strangers.write(logging.WARNING, f"refused ({error.code})", "%s: refused: %s", peer, error.summary)
             await _send(stream, encoded(DirectoryProblem(error.code, error.summary[:4000], error.hint[:4000])))
         else:
             await _send(stream, encoded(answer))

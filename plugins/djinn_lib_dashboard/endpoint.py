@@ -5,10 +5,8 @@ Nothing is kept for a browser: each request for data carries a token or the oper
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
-import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -20,7 +18,9 @@ import attrs
 import h11
 from anyio.abc import ByteStream, SocketListener, SocketStream
 from anyio.streams.tls import TLSStream
-from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.accepting import Visit, accept_forever
+from djinn_lib_server.host_names import HostNames
+from djinn_lib_service.stranger_log import StrangerLog
 
 from djinn.errors import ConfigurationError, DjinnError, RefusedError
 
@@ -43,6 +43,7 @@ _HEADERS = (
     ("Connection", "close"))
 _LEFT = (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream, h11.RemoteProtocolError)
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 class DashboardModel(Protocol):
@@ -96,31 +97,34 @@ class DashboardEndpoint:
     def __init__(self, model: DashboardModel, host: str, context: ssl.SSLContext | None) -> None:
         self._model = model
         self._context = context
-        self._names = {host.lower(), "localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._names = HostNames(host)
         self._threads = anyio.CapacityLimiter(MAX_ANSWERS)
 
     async def run(self, listener: SocketListener) -> None:
         """Answer until cancelled."""
         await accept_forever(listener, self._attend, MAX_CONNECTIONS)
 
-    async def _attend(self, plain: SocketStream) -> None:
+    async def _attend(self, plain: SocketStream, visit: Visit) -> None:
         try:
             with anyio.fail_after(TIMEOUT_S):
                 stream: ByteStream = plain if self._context is None else await TLSStream.wrap(
                     plain, server_side=True, ssl_context=self._context, standard_compatible=False)
                 connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
                 request, body = await _received(stream, connection)
-            answer = _refused(413, "The request is too long.") if body is None else await self._answer(request, body)
+            with visit.busy():
+                answer = (_refused(413, "The request is too long.") if body is None
+                          else await self._answer(request, body))
             with anyio.fail_after(TIMEOUT_S):
                 await stream.send(_encoded(connection, answer, has_body=request.method != b"HEAD"))
         except (*_LEFT, ssl.SSLError) as error:
-            _log.info("a reader of the dashboard left: %s", str(error) or type(error).__name__)
+            _strangers.write(logging.INFO, "readers of the dashboard that left", "a reader of the dashboard left: %s",
+                             str(error) or type(error).__name__)
 
     async def _answer(self, request: h11.Request, body: bytes) -> _Answer:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
         path = request.target.decode("latin-1").partition("?")[0]
         method = request.method.decode("latin-1")
-        if not self._is_own_name(headers.get("host", "")):
+        if not self._names.has(headers.get("host", "")):
             return _refused(421, "This server is known by other names; use its address.")
         if path in _PAGES and method in ("GET", "HEAD"):
             name, kind = _PAGES[path]
@@ -143,15 +147,6 @@ class DashboardEndpoint:
             return _refused(401, error.summary, error.hint)
         except DjinnError as error:
             return _refused(400, error.summary, error.hint)
-
-    def _is_own_name(self, host: str) -> bool:
-        """Whether a browser was led here by a name of this machine: others may be names that lead to any machine."""
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return name.lower() in self._names
-        return True
 
 
 async def _received(stream: ByteStream, connection: h11.Connection) -> tuple[h11.Request, bytes | None]:

@@ -2,41 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 from anyio.abc import SocketListener, SocketStream
+from djinn_lib_service.stranger_log import StrangerLog
 
-__all__ = ("accept_forever",)
+__all__ = ("Visit", "accept_forever")
 
 PAUSE_S = 0.1
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
+
+
+class Visit:
+    """A connection that is served."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.is_busy = False
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the connection, though there are too many: its request is known, and is being answered."""
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
 
 
 async def accept_forever(
-    listener: SocketListener, serve: Callable[[SocketStream], Awaitable[None]], most: int
+    listener: SocketListener, serve: Callable[[SocketStream, Visit], Awaitable[None]], most: int
 ) -> None:
     """Serve each connection in a task until cancelled, and log errors of those tasks.
 
     Args:
         listener: Closed at the end.
-        serve: Serves a connection, which is closed afterwards.
-        most: Maximum number of connections at a time; further ones are closed at once.
+        serve: Serves a connection, which is closed afterwards, and says when it is busy.
+        most: Maximum number of connections at a time. A further one closes the oldest one that is not busy.
     """
-    serving = 0
+    visits: dict[Visit, None] = {}
 
-    async def attend(stream: SocketStream) -> None:
-        nonlocal serving
+    async def attend(stream: SocketStream, visit: Visit) -> None:
         try:
-            async with stream:
-                await serve(stream)
+            with visit.scope:
+                async with stream:
+                    await serve(stream, visit)
         except (OSError, anyio.BrokenResourceError) as error:
-            _log.info("a connection broke: %s", error)
+            _strangers.write(logging.INFO, "connections that broke", "a connection broke: %s", error)
         except Exception:  # noqa: BLE001  # logged in full; it must not end the other connections
             _log.exception("a connection could not be served")
         finally:
-            serving -= 1
+            visits.pop(visit, None)
 
     async with listener, anyio.create_task_group() as tasks:
         while True:
@@ -44,11 +64,16 @@ async def accept_forever(
                 stream = await listener.accept()
             except OSError as error:
                 # The system has no descriptors left, for example.
-                _log.error("a connection could not be accepted: %s", error)  # no bug
+                _strangers.write(logging.ERROR, "connections that could not be accepted", "a connection could not be "
+                                 "accepted: %s", error)
                 await anyio.sleep(PAUSE_S)
                 continue
-            if serving < most:
-                serving += 1
-                tasks.start_soon(attend, stream)
-            else:
-                await stream.aclose()
+            if len(visits) >= most:
+                oldest = next((visit for visit in visits if not visit.is_busy), None)
+                if oldest is None:
+                    await stream.aclose()
+                    continue
+                del visits[oldest]
+                oldest.scope.cancel()
+            visits[(visit := Visit())] = None
+            tasks.start_soon(attend, stream, visit)

@@ -6,7 +6,7 @@ import ipaddress
 import logging
 import platform
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from http import HTTPStatus
 from pathlib import Path
@@ -19,7 +19,8 @@ import torch
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.buffered import BufferedByteReceiveStream
-from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.accepting import Visit, accept_forever
+from djinn_lib_server.host_names import HostNames
 from djinn_lib_server.kinds.metrics import (
     BUCKETS_S,
     Counts,
@@ -32,6 +33,7 @@ from djinn_lib_server.kinds.metrics import (
 )
 from djinn_lib_server.limits import Limited
 from djinn_lib_server.options import MetricsOptions, ServeOptions
+from djinn_lib_service.stranger_log import StrangerLog
 from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, TransportError
@@ -45,11 +47,12 @@ __all__ = ("MetricsPage", "PrometheusMetrics", "check_library")
 
 READ_TIMEOUT_S = 5.0
 MAX_READERS = 16
-"""Maximum number of concurrent requests; further ones are refused."""
+"""Maximum number of connections; a further one closes the oldest one that has not asked yet."""
 MAX_HEAD_BYTES = 2**16
 _TEXT = "text/plain; charset=utf-8"
 _TENANT = ("tenant",)
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 def check_library() -> None:
@@ -254,6 +257,7 @@ class MetricsPage(MetricsOutput):
                                       "machine with --metrics-host.") from None
         self.address = url_of("http", host, self._socket.getsockname()[1])
         self._source = source
+        self._names = HostNames(host)
         self._running = ExitStack()
 
     def start(self) -> None:
@@ -271,28 +275,33 @@ class MetricsPage(MetricsOutput):
     async def _listen(self) -> None:
         await accept_forever(await SocketListener.from_socket(self._socket), self._serve, MAX_READERS)
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def _serve(self, stream: SocketStream, visit: Visit) -> None:
         try:
             with anyio.fail_after(READ_TIMEOUT_S):
                 head = await BufferedByteReceiveStream(stream).receive_until(b"\r\n\r\n", MAX_HEAD_BYTES)
-            method, path, accepted = _parsed(head)
+            method, path, headers = _parsed(head)
             reader = str(stream.extra(SocketAttribute.remote_address)[0])  # noqa: S610  # no part of Django
             _log.debug("metrics: %s: %s %s", reader, method, path)
             # Formatting takes as long as there are tenants; meanwhile, the loop answers probes.
-            status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, accepted, reader)
+            with visit.busy():
+                status, content_type, body = await anyio.to_thread.run_sync(self._answer, method, path, headers, reader)
             with anyio.fail_after(READ_TIMEOUT_S):
                 await stream.send(f"HTTP/1.0 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
                                   f"Content-Length: {len(body)}\r\n\r\n".encode() + (b"" if method == "HEAD" else body))
         except (OSError, anyio.BrokenResourceError, anyio.IncompleteRead, anyio.DelimiterNotFound) as error:
-            _log.info("a reader of metrics left before it was answered: %s", error)
+            _strangers.write(logging.INFO, "readers of metrics that left", "a reader of metrics left before it was "
+                             "answered: %s", error)
 
-    def _answer(self, method: str, path: str, accepted: str, reader: str) -> tuple[int, str, bytes]:
+    def _answer(self, method: str, path: str, headers: Mapping[str, str], reader: str) -> tuple[int, str, bytes]:
         from prometheus_client.exposition import choose_encoder
 
+        # Browsers, which other pages may lead here, always name a host; simple probes need not.
+        if not self._names.has(headers.get("host", "localhost")):
+            return 421, _TEXT, b"This server is known by other names; use its address.\n"
         if method not in ("GET", "HEAD"):
             return 501, _TEXT, b"There is GET.\n"
         if path == "/metrics":
-            encode, content_type = choose_encoder(accepted)
+            encode, content_type = choose_encoder(headers.get("accept", ""))
             return 200, content_type, encode(self._registry)
         if path == "/programs":
             return self._programs(reader)
@@ -341,10 +350,9 @@ def _listening(family: socket.AddressFamily, target: Any) -> socket.socket:
     return made
 
 
-def _parsed(head: bytes) -> tuple[str, str, str]:
-    """Return method, path and accepted types of a request; empty ones for anything else."""
+def _parsed(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """Return method, path and headers of a request; empty ones for anything else."""
     first, *lines = head.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
-    headers = dict(line.partition(":")[::2] for line in lines)
-    accepted = next((value.strip() for name, value in headers.items() if name.lower() == "accept"), "")
-    return method, rest.partition(" ")[0].partition("?")[0], accepted
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return method, rest.partition(" ")[0].partition("?")[0], headers

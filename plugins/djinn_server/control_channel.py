@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import anyio
 import anyio.lowlevel
 import msgspec
+from djinn_lib_service.stranger_log import StrangerLog
 
 from djinn_server.changes import Changes
 from djinn_server.control import ControlMessage, FromWorker, TurnRequest
@@ -40,6 +41,7 @@ MAX_TRUSTED_BYTES = 2**26
 Messages: TypeAlias = msgspec.msgpack.Decoder[Any]
 _LENGTH = struct.Struct("<I")
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 ANYTHING: Messages = msgspec.msgpack.Decoder(ControlMessage)
 FROM_WORKER: Messages = msgspec.msgpack.Decoder(FromWorker)
 """Nothing else that a worker says is built."""
@@ -213,7 +215,7 @@ class AwaitedControl:
             _log.warning("a worker asks, and has not read an answer for %g s: its channel ends", ANSWER_TIMEOUT_S)
             self.shut_down()
         except OSError as error:
-            _log.info("a worker that asked is gone: %s", error)
+            _strangers.write(logging.INFO, "workers that asked and are gone", "a worker that asked is gone: %s", error)
         finally:
             self._unanswered -= 1
             self._changes.notify()

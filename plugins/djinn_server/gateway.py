@@ -19,6 +19,7 @@ from djinn_lib_server.tenants import AuthenticatedClient
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAsyncAccept, SupportsHandover
 from djinn_lib_service.peer_exchange import check_versions
 from djinn_lib_service.stored_models import StoredModel
+from djinn_lib_service.stranger_log import StrangerLog
 
 from djinn.errors import ConfigurationError, DjinnError, LimitError, RefusedError
 from djinn.wire.messages import Hello, PeerHello, Starting
@@ -44,6 +45,7 @@ RETRY_S = 0.01
 MAX_CHECKS = 16
 """How many clients' tokens are checked at a time."""
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 class _Handshake:
@@ -293,7 +295,8 @@ class Gateway:
         try:
             # What resumes a session, and what a peer brings, is of no use to another worker.
             while not await worker.take(connection) and client is not None and not is_resumed:
-                _log.info("%s: its worker has died, it waits for the next one", channel.peer)
+                _strangers.write(logging.INFO, "clients whose worker has died", "%s: its worker has died, it waits for "
+                                 "the next one", channel.peer)
                 await anyio.sleep(RETRY_S)
                 worker = await self._supervisor.worker_of(client.tenant)
         finally:

@@ -17,6 +17,7 @@ from djinn_lib_service.device_report import facts_of_device
 from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.transport import Channel, SupportsAsyncHandshake
 from djinn_lib_service.resumable_channel import ResumableChannel
+from djinn_lib_service.stranger_log import StrangerLog
 from djinn_lib_service.upload_dedup import this_machine
 
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
@@ -28,6 +29,7 @@ __all__ = ("HeldMemory", "answer_again", "answer_client", "greeting_of", "peer_w
            "refuse_async", "send_to")
 
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 @attrs.frozen
@@ -104,7 +106,8 @@ def refuse(channel: Channel, error: Exception) -> None:
         try:
             channel.send(0, refusal)
         except TransportError as left:
-            _log.info("%s: left before it could be told: %s", channel.peer, left)
+            _strangers.write(logging.INFO, "left before they could be told", "%s: left before it could be told: %s",
+                             channel.peer, left)
 
 
 async def refuse_async(channel: Channel, error: Exception) -> None:
@@ -114,16 +117,18 @@ async def refuse_async(channel: Channel, error: Exception) -> None:
         try:
             await send_to(channel, 0, refusal)
         except TransportError as left:
-            _log.info("%s: left before it could be told: %s", channel.peer, left)
+            _strangers.write(logging.INFO, "left before they could be told", "%s: left before it could be told: %s",
+                             channel.peer, left)
 
 
 def refusal_for(channel: Channel, error: Exception) -> Refusal | None:
     """Log why a connection ends, and return what to tell the other side; ``None`` if the connection broke."""
     if isinstance(error, TransportError) and not isinstance(error, RefusedError):
-        _log.info("%s: %s", channel.peer, printable(error))
+        _strangers.write(logging.INFO, f"connections that broke ({error.code})", "%s: %s", channel.peer,
+                         printable(error))
         return None
     if isinstance(error, DjinnError):
-        _log.warning("%s: refused: %s", channel.peer, printable(error))
+        _strangers.write(logging.WARNING, f"refused ({error.code})", "%s: refused: %s", channel.peer, printable(error))
         return Refusal(error.code, error.summary[:4000], error.hint[:4000], error.retry_after_s)
     return Refusal(DjinnError.code, "The session failed inside the server.",
                    "See the server's log; report it if it happens again.")

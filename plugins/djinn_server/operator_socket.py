@@ -20,7 +20,7 @@ import anyio
 import msgspec
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
-from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.accepting import Visit, accept_forever
 
 from djinn import errors
 from djinn.errors import ConfigurationError, DjinnError, ProtocolError, RefusedError, TransportError
@@ -193,15 +193,15 @@ class OperatorSocket:
             except ConnectionRefusedError:
                 self.path.unlink(missing_ok=True)
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def _serve(self, stream: SocketStream, visit: Visit) -> None:
         try:
-            answer = await self._answer(stream)
+            answer = await self._answer(stream, visit)
             with anyio.fail_after(REQUEST_TIMEOUT_S):
                 await stream.send(msgspec.json.encode(answer) + b"\n")
         except _LEFT as error:
             _log.info("an operator has left: %s", error)
 
-    async def _answer(self, stream: SocketStream) -> _Answer:
+    async def _answer(self, stream: SocketStream, visit: Visit) -> _Answer:
         try:
             _check_user(stream.extra(SocketAttribute.raw_socket))  # noqa: S610  # no part of Django
             with anyio.fail_after(REQUEST_TIMEOUT_S):
@@ -214,7 +214,8 @@ class OperatorSocket:
             # The dashboard asks for the sessions each second.
             level = logging.DEBUG if request.command == "sessions" else logging.INFO
             _log.log(level, "the operator asks: %s", request.command)
-            return _Answer(await handler(request.arguments))
+            with visit.busy():
+                return _Answer(await handler(request.arguments))
         except DjinnError as error:
             return _Answer(problem=_Problem(error.code, error.summary, error.hint))
         except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -8,10 +8,13 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from djinn_lib_service.stranger_log import StrangerLog
+
 __all__ = ("MAX_WAITING", "PendingHandshakes")
 
 MAX_WAITING = 128
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 class Pending(Protocol):
@@ -50,7 +53,8 @@ class PendingHandshakes:
                 del self._waiting[oldest]
             self._waiting[channel] = None
         if oldest is not None:
-            _log.warning("%s: closed, because %d connections have not said who they are", oldest.peer, self._places)
+            _strangers.write(logging.WARNING, "closed to make room", "%s: closed, because %d connections have not said "
+                             "who they are", oldest.peer, self._places)
             self._reject()
             oldest.close()
 

@@ -26,6 +26,7 @@ import attrs
 import torch
 from djinn_lib_server.tenants import Tenant
 from djinn_lib_service.kept_memory import KeptBytes, copy_to
+from djinn_lib_service.stranger_log import StrangerLog
 from djinn_lib_service.tensor_bytes import bytes_of, size_bytes
 
 from djinn.wire.messages import TensorHeader
@@ -49,6 +50,7 @@ PAUSE_S = 5.0
 _PUBLIC = ""
 """Group of public uploads; no token can name it."""
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 
 
 def most_files() -> int:
@@ -110,7 +112,8 @@ class GatewayUploads:
             try:
                 reply, descriptor = self._reply(request, control, tenant)
             except OSError as error:
-                _log.warning("an upload cannot be shared: %s", error)
+                _strangers.write(logging.WARNING, "uploads that cannot be shared", "an upload cannot be shared: %s",
+                                 error)
                 reply, descriptor = UploadReply(request.number), None
 
         async def answer() -> tuple[UploadReply, int | None]:

@@ -23,6 +23,7 @@ from time import monotonic
 import attrs
 from djinn_lib_service.file_identity import FileIdentity, identity_in, identity_of, sha256_of
 from djinn_lib_service.stored_models import KeepReply
+from djinn_lib_service.stranger_log import StrangerLog
 from djinn_lib_service.tensor_files import describe
 
 __all__ = ("FOLDER", "KeptFiles")
@@ -36,6 +37,7 @@ GONE_S = 600.0
 WAIT_S = 0.25
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _log = logging.getLogger("djinn.server")
+_strangers = StrangerLog(_log)
 _Loser = tuple[float, int, Path]
 """When a file was used, its size and its path."""
 
@@ -128,7 +130,7 @@ class KeptFiles:
                 return self._received(path, digest, writer, begin, size_bytes, data)
             except OSError as error:
                 self._drop(path)
-                _log.warning("a file cannot be kept: %s", error)
+                _strangers.write(logging.WARNING, "files that cannot be kept", "a file cannot be kept: %s", error)
                 return KeepReply(problem=f"The file cannot be kept: {error.strerror}.")
 
     def _received(self, path: Path, digest: str, writer: str, begin: int, size_bytes: int, data: bytes) -> KeepReply:

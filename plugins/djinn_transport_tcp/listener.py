@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from djinn_lib_service.frames import MAX_BODY_BYTES, MAX_GREETING_BYTES, MAX_HEADER_BYTES, encode_head
 from djinn_lib_service.options import ListenOptions
+from djinn_lib_service.stranger_log import StrangerLog
 from djinn_lib_service.urls import url_of
 
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
@@ -41,6 +42,7 @@ _GOODBYE = encode_head(0, len(messages.encode(Goodbye())), 0) + messages.encode(
 _UNUSABLE = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 
 _log = logging.getLogger("djinn.transport")
+_strangers = StrangerLog(_log)
 
 
 def listen(address: str, options: ListenOptions) -> SocketListener:
@@ -221,7 +223,8 @@ class SocketListener:
         if error.errno in _UNUSABLE:
             _log.error("%s can no longer be listened on: %s", self.address, error)  # no bug
             return True
-        _log.warning("no connection could be accepted on %s: %s", self.address, error)
+        _strangers.write(logging.WARNING, "connections that could not be accepted", "no connection could be accepted "
+                         "on %s: %s", self.address, error)
         return False
 
     def _made(self, sock: socket.socket, peer: Any) -> SocketChannel | None:
@@ -229,7 +232,8 @@ class SocketListener:
             configure(sock)
             return self._make(sock, peer)
         except (OSError, ValueError) as error:
-            _log.info("A connection was gone before it was accepted: %s", error)
+            _strangers.write(logging.INFO, "connections that were gone", "A connection was gone before it was "
+                             "accepted: %s", error)
             sock.close()
             return None
 

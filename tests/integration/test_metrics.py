@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ import torch
 import trustme
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_cli.app import main
+from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import MetricsOptions
 from djinn_lib_service.upload_dedup import reusing
@@ -44,6 +46,7 @@ from djinn.wire.tensors import header_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
 MIB = torch.zeros(2**18)
+STRANGERS = 200
 """A tensor of a mebibyte."""
 
 
@@ -196,6 +199,18 @@ def test_who_is_not_let_in_is_counted_by_why(start_server: Any, tmp_path: Path, 
     assert set(found.tenants) == {"", "alice"}, "only names of tenants are labels"
 
 
+def test_strangers_cannot_fill_the_log(start_server: Any) -> None:
+    server = start_server("--metrics-port", "0", DJINN_TOKEN="secret")
+    before = len(server.log.read_text())
+    for _ in range(STRANGERS):
+        with pytest.raises(RefusedError, match="token is wrong"):
+            session(server, "no token")
+    lines = server.log.read_text()[before:]
+    assert "refused" in lines
+    assert len(lines) < 8192
+    assert wait_for(server, lambda now: True).tenants[""].rejections["token"] == STRANGERS
+
+
 def test_a_tenant_behind_tls_is_counted_too(start_server: Any, certificates: Any, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "state" / "tokens.json")
     token = tokens.create("carol")
@@ -215,7 +230,11 @@ def test_readers_that_never_ask_do_not_keep_others_from_the_page(start_server: A
     connection = session(server)
     connection.request(Batch(synchronize=True), ())
     connection.close()
-    # Some were sent away at once, the others are when they have said nothing for five seconds.
+    # Whether sessions can begin is answered whoever else is here: those that have not asked for longest are sent away.
+    began_s = time.monotonic()
+    assert get(server, "/healthz") == (200, "ok\n")
+    assert get(server, "/metrics")[0] == 200
+    assert time.monotonic() - began_s < 3
     for sock in silent:
         assert sock.recv(1) == b""
         sock.close()
@@ -298,9 +317,18 @@ def test_top_shows_who_does_what(start_server: Any, tmp_path: Path) -> None:
 def test_readers_on_other_machines_see_no_programs() -> None:
     page = MetricsPage(MetricsOptions(port=0), SimpleNamespace(totals=dict))
     readers = ("127.0.0.1", "::1", "10.0.0.1", "fe80::1%eth0")
-    answers = [page._answer("GET", "/programs", "", reader) for reader in readers]
+    answers = [page._answer("GET", "/programs", {}, reader) for reader in readers]
     assert [(status, content) for status, _, content in answers[:2]] == [(200, b"{}")] * 2
     assert {status for status, *_ in answers[2:]} == {403}
+    page.stop()
+
+
+def test_a_page_that_leads_a_foreign_name_to_this_machine_reads_nothing() -> None:
+    page = MetricsPage(MetricsOptions(port=0), SimpleNamespace(totals=dict, gateway=Counts, version="1",
+                                                                    why_not_ready=str))
+    for path in ("/programs", "/metrics", "/healthz", "/readyz"):
+        assert [page._answer("GET", path, {"host": host}, "127.0.0.1")[0] for host in (
+            "evil.example", "evil.example:80", "", "localhost", "127.0.0.1:1", "[::1]")] == [421] * 3 + [200] * 3
     page.stop()
 
 

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 import pytest
 from anyio.abc import SocketListener, SocketStream
-from djinn_lib_server.accepting import accept_forever
+from djinn_lib_server.accepting import Visit, accept_forever
 from djinn_server import control_channel
 from djinn_server.changes import Changes
 from djinn_server.control import Drained, FromStore, Incoming, Look, Spawned, StoreReply
@@ -243,31 +243,44 @@ async def test_a_worker_that_reads_nothing_is_given_up_and_holds_up_nobody(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
-async def test_connections_beyond_the_limit_are_closed_and_a_failing_one_harms_no_other(
+async def test_beyond_the_limit_the_oldest_idle_connection_is_closed_and_a_failing_one_harms_no_other(
     anyio_backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
 
-    async def serve(stream: SocketStream) -> None:
+    async def serve(stream: SocketStream, visit: Visit) -> None:
         if await stream.receive(1) == b"!":
             raise ZeroDivisionError
-        await stream.send(b"served")
+        with visit.busy():
+            await stream.receive(1)
+            await stream.send(b"served")
+
+    async def is_closed(stream: SocketStream) -> bool:
+        with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+            await stream.receive()
+        return True
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(accept_forever, await SocketListener.from_socket(listening), serve, 2)
-        first, second = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
-        async with await anyio.connect_tcp("127.0.0.1", port) as third:
-            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                await third.receive()
-        async with first, second:
-            await first.send(b"!")
-            with pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
-                await first.receive()
-            await second.send(b".")
-            assert await second.receive() == b"served"
-        async with await anyio.connect_tcp("127.0.0.1", port) as fourth:
-            await fourth.send(b".")
-            assert await fourth.receive() == b"served"
+        busy, idle = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(2)]
+        async with busy, idle:
+            await busy.send(b".")
+            await anyio.sleep(0.05)
+            async with await anyio.connect_tcp("127.0.0.1", port) as third:
+                assert await is_closed(idle)
+                await third.send(b".")
+                await anyio.sleep(0.05)
+                async with await anyio.connect_tcp("127.0.0.1", port) as fourth:
+                    assert await is_closed(fourth), "all are busy"
+                for each in (busy, third):
+                    await each.send(b".")
+                    assert await each.receive() == b"served"
+        async with await anyio.connect_tcp("127.0.0.1", port) as failing:
+            await failing.send(b"!")
+            assert await is_closed(failing)
+        async with await anyio.connect_tcp("127.0.0.1", port) as last:
+            await last.send(b"..")
+            assert await last.receive() == b"served"
         tasks.cancel_scope.cancel()
     assert "ZeroDivisionError" in caplog.text

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
 from djinn_lib_server.options import LogFormat
+from djinn_lib_service import stranger_log
+from djinn_lib_service.stranger_log import MAX_LINES, StrangerLog
 from djinn_server.log_lines import write_to
 
 FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028\x85"
@@ -71,3 +74,22 @@ def test_a_record_is_an_object_that_says_where_it_comes_from(stream: io.StringIO
     assert second["component"] == "elsewhere"
     assert third["error"].startswith("Traceback")
     assert third["error"].endswith("ValueError: it")
+
+
+def test_strangers_write_a_few_lines_and_a_sum(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranger_log, "INTERVAL_S", 0.2)
+    write_to(stream, "text")
+    strangers = StrangerLog(logging.getLogger("djinn.server"))
+    for number in range(3000):
+        strangers.write(logging.WARNING, "refused", "stranger %d: refused", number)
+    strangers.write(logging.WARNING, "closed", "another kind")
+    until_s = time.monotonic() + 20
+    while "more such lines" not in stream.getvalue():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == MAX_LINES + 2
+    assert len(stream.getvalue()) < 4096
+    assert "refused: 2990 more such lines" in lines[-1]
+    strangers.write(logging.WARNING, "refused", "the next one")
+    assert "the next one" in stream.getvalue()
