@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
+from time import monotonic
 
 __all__ = ("StrangerLog",)
 
@@ -25,7 +25,7 @@ class StrangerLog:
         Any thread.
     """
 
-    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = monotonic) -> None:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
