@@ -21,6 +21,7 @@ from djinn_lib_service.kinds.executor import (
     RandomState,
     Report,
     SupportsEffectReport,
+    SupportsPause,
     SupportsStop,
 )
 from djinn_lib_service.kinds.guard import CheckedProgram, SupportsSizing
@@ -141,6 +142,11 @@ class PartialProgram:
             return Effects(written=frozenset(inputs), changes_storages=True)
         effects = self._program.effects
         return Effects(written=effects.written.intersection(inputs), changes_storages=effects.changes_storages)
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether it can pause between two steps; see `djinn_lib_service.kinds.executor.SupportsPause`."""
+        return isinstance(self._program, SupportsPause) and self._program.can_pause
 
     def run(self, inputs: list[Any], numbers: Sequence[Any], random: RandomState, report: Report) -> list[Any]:
         """Run once; see `djinn_lib_service.kinds.executor.CompiledProgram`."""

@@ -86,6 +86,7 @@ class ProgramRuns:
         self._ahead = ahead
         self._execute = memory.with_room_to_run(self._executed)
         self._warnings = warnings
+        self._turns = turns
         self._in_turn = partial(_named, turns, time) if turns is None or is_limited else partial(_in_turn, turns, time)
         self._turn: Callable[[], AbstractContextManager[None]] = (
             nullcontext if turns is None or not is_limited else partial(_turn_without, memory.lock, turns))
@@ -236,15 +237,15 @@ class ProgramRuns:
             # A part of it may take less at a time.
             raise next(iter(refused.values()))
         if not refused:
-            outputs = self._warnings.of(
-                lambda: self._in_turn(known, lambda: known.run(self._stop, inputs, numbers, self._random, report)))
-        elif isinstance(program, SupportsSkippedSteps):
             outputs = self._warnings.of(lambda: self._in_turn(
-                known, lambda: program.run_without(inputs, numbers, self._random, report, refused, self._stop)))
+                known, lambda: known.run(self._breaks(known), inputs, numbers, self._random, report)))
+        elif isinstance(program, SupportsSkippedSteps):
+            outputs = self._warnings.of(lambda: self._in_turn(known, lambda: program.run_without(
+                inputs, numbers, self._random, report, refused, self._breaks(known))))
         else:
             rest = self._programs.without(known, refused)
-            outputs = self._warnings.of(
-                lambda: self._in_turn(rest, lambda: rest.run(self._stop, inputs, numbers, self._random, report)))
+            outputs = self._warnings.of(lambda: self._in_turn(
+                rest, lambda: rest.run(self._breaks(rest), inputs, numbers, self._random, report)))
         for given, left in zip(before, inputs, strict=True):
             if isinstance(left, Poisoned) and isinstance(given, torch.Tensor):
                 poison_storage(self._table, given, left)
@@ -273,6 +274,10 @@ class ProgramRuns:
         if known is not None and known.changes_metadata:
             poison_storages(self._table, written_handles(known.definition.body, run.inputs, metadata=True), poison)
         return [poison] * len(run.outputs)
+
+    def _breaks(self, known: DefinedProgram) -> Sequence[BaseException]:
+        """Return what a running program looks at between two steps."""
+        return self._stop if self._turns is None or not known.can_pause else self._turns.breaks
 
     def _reason(self) -> Poisoned:
         """Return the poison for everything that a cancelled batch does not compute."""
@@ -327,8 +332,8 @@ class ProgramRuns:
         def execute() -> list[Any]:
             self.unconfirmed[run.program] = known
             if isinstance(program, SupportsUndo) and writes:
-                return self._executed_with_undo(program, inputs, numbers, report, undos)
-            return known.run(self._stop, inputs, numbers, self._random, report)
+                return self._executed_with_undo(known, program, inputs, numbers, report, undos)
+            return known.run(self._breaks(known), inputs, numbers, self._random, report)
 
         try:
             outputs, given = collected(lambda: self._in_turn(known, execute))
@@ -345,11 +350,12 @@ class ProgramRuns:
         return None
 
     def _executed_with_undo(
-        self, program: SupportsUndo, inputs: list[Any], numbers: Sequence[Any], report: Report, undos: list[Undo]
+        self, known: DefinedProgram, program: SupportsUndo, inputs: list[Any], numbers: Sequence[Any], report: Report,
+        undos: list[Undo],
     ) -> list[Any]:
         """Run a program that writes; append what it has overwritten to ``undos``."""
         outputs, undo = program.run_with_undo(
-            self._stop, inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
+            self._breaks(known), inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
         undos.append(undo)
         return outputs
 

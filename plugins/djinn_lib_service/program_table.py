@@ -19,6 +19,7 @@ from djinn_lib_service.kinds.executor import (
     Report,
     SpareRoom,
     SupportsCheckedCompile,
+    SupportsPause,
     SupportsStop,
 )
 from djinn_lib_service.kinds.guard import CheckedProgram, ProgramChecker
@@ -43,6 +44,7 @@ class DefinedProgram:
         checked: The guard's result.
         failed: Why the program cannot run.
         stoppable: The program, if it can stop between two steps.
+        can_pause: Whether it can also pause there.
         changes_metadata: Whether the program may change sizes, strides or storages of its inputs.
         refused: By position: the steps that are never run, and why.
         begin: If it is a part of the defined program: its first step there.
@@ -54,6 +56,7 @@ class DefinedProgram:
     checked: CheckedProgram | None = None
     failed: Poisoned | None = None
     stoppable: SupportsStop | None = None
+    can_pause: bool = False
     changes_metadata: bool = False
     refused: Mapping[int, Exception] = attrs.field(factory=dict)
     begin: int = 0
@@ -186,6 +189,7 @@ class DefinedPrograms:
             self._spare.admit(program)
         return DefinedProgram(command, body, program, checked,
                               stoppable=program if isinstance(program, SupportsStop) else None,
+                              can_pause=isinstance(program, SupportsPause) and program.can_pause,
                               changes_metadata=any(facts_of(operator_named(template.operator)).changes_metadata
                                                    for template in body.templates))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from time import monotonic_ns
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from djinn.wire.messages import Failure, Poisoned
 from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
+from djinn_lib_service.pauses import worked_ns
 from djinn_lib_service.timings import Timings
 
 MAX_FAILURES = 1000
@@ -133,12 +133,12 @@ class RunTime:
 
     def of(self, run: Callable[[], _T]) -> _T:
         """Run a program."""
-        begin_ns = monotonic_ns()
+        begin_ns = worked_ns()
         self._first_ns = self._first_ns or begin_ns
         try:
             return run() if self.timings is None else self.timings.of(run)
         finally:
-            self._ns += monotonic_ns() - begin_ns
+            self._ns += worked_ns() - begin_ns
 
     def settle(self) -> None:
         """Wait until an asynchronous device has finished."""
@@ -153,4 +153,4 @@ class RunTime:
         if self._settle is None or not since_ns:
             return taken
         self._attempt(self._settle)
-        return monotonic_ns() - since_ns
+        return worked_ns() - since_ns

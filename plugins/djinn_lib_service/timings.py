@@ -12,6 +12,7 @@ import msgspec
 
 from djinn.wire.messages import Command, Receive, Result, Run, RunDelta, Send, Timing, Upload
 from djinn_lib_service.kinds.executor import DeviceMark, Executor, SupportsDeviceMarks, SupportsSettling
+from djinn_lib_service.pauses import paused_ns
 
 __all__ = ("Timings",)
 
@@ -27,18 +28,21 @@ class _Submitted:
     Attributes:
         program: Its number.
         first, last: The marks around its work.
+        paused_ns: How long it gave way to others in between.
     """
 
     program: int
     first: DeviceMark
     last: DeviceMark
+    paused_ns: int
 
 
 class Timings:
     """When commands were executed.
 
     A program on an asynchronous device returns when it is submitted. Two marks enclose its work. Once the device has
-    reached the second one, their distance from an earlier mark, whose time is known, tells when the program ran.
+    reached the second one, their distance from an earlier mark, whose time is known, tells when the program ran. One that
+    gave way to others is reported as if it had not, from its begin.
 
     Args:
         executor: Runs the programs.
@@ -53,8 +57,8 @@ class Timings:
         self._attempt = attempt
         self._settle = executor.settle if isinstance(executor, SupportsSettling) else lambda: None
         self._mark = executor.mark if isinstance(executor, SupportsDeviceMarks) else None
-        self._ran: tuple[int, DeviceMark | None, DeviceMark | None] | None = None
-        """When the last program began, and the marks around its work, until its command has ended."""
+        self._ran: tuple[int, DeviceMark | None, DeviceMark | None, int] | None = None
+        """When the last program began, the marks around its work, and how long it paused, until its command has ended."""
         if self._mark is not None:
             attempt(self._settle)
         # A device that has nothing to do reaches a mark at once.
@@ -63,10 +67,11 @@ class Timings:
     def of(self, run: Callable[[], _T]) -> _T:
         """Run a program, whose turn it is."""
         begin_ns, first = monotonic_ns(), self._marked()
+        before_ns = paused_ns()
         try:
             return run()
         finally:
-            self._ran = begin_ns, first, self._marked()
+            self._ran = begin_ns, first, self._marked(), paused_ns() - before_ns
 
     def add(self, command: Command, begin_ns: int) -> None:
         """Record the end of a command, if its kind is reported."""
@@ -100,10 +105,10 @@ class Timings:
         ran, self._ran = self._ran, None
         if ran is None:
             return Timing("run", program, begin_ns, end_ns)
-        began_ns, first, last = ran
+        began_ns, first, last, gave_way_ns = ran
         if self._known is None or first is None or last is None:
-            return Timing("run", program, began_ns, end_ns)
-        return _Submitted(program, first, last)
+            return Timing("run", program, began_ns, end_ns - gave_way_ns)
+        return _Submitted(program, first, last, gave_way_ns)
 
     def _timing(self, item: Timing | _Submitted) -> Timing | None:
         """Return a timing; ``None`` if the device has not finished."""
@@ -119,7 +124,7 @@ class Timings:
             return None
         # Distances are numbers of few digits, so they are measured from a mark nearby.
         self._known, self._known_ns = item.last, end_ns
-        return Timing("run", item.program, begin_ns, end_ns)
+        return Timing("run", item.program, begin_ns, end_ns - item.paused_ns)
 
     def _marked(self) -> DeviceMark | None:
         if self._mark is None:

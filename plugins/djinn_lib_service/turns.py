@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -11,9 +11,12 @@ class Turns(Protocol):
 
     Attributes:
         program: Name of the program that runs; set between `begin` and `end`.
+        breaks: Why the running program is to stop or pause before its next step; see
+            `djinn_lib_service.kinds.executor.SupportsPause`.
     """
 
     program: str
+    breaks: Sequence[BaseException]
 
     def begin(self) -> None:
         """Wait until a program may run.

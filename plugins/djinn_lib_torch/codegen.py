@@ -17,6 +17,7 @@ import torch
 from djinn_lib_service.call_arguments import Resolved
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
+from djinn_lib_service.pauses import reason_to_stop
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, TensorArgument
 from djinn.ir.schema import ReturnKind
@@ -167,8 +168,9 @@ class _StoppedError(Exception):
     """The rest of the program was cancelled."""
 
 
-def _stop() -> None:
-    raise _StoppedError
+def _halt(stop: Sequence[BaseException]) -> None:
+    if reason_to_stop(stop) is not None:
+        raise _StoppedError
 
 
 def frames_of(traceback: TracebackType | None) -> list[tuple[int, dict[str, Any]]]:
@@ -185,7 +187,7 @@ def straight_line(
     program: Program, calls: Sequence[BoundCall], segments: Sequence[GraphSegment] = ()
 ) -> Callable[..., list[Any]]:
     """Compile a program, with some segments as they are, to a function of its inputs, numbers, and reasons to stop."""
-    constants: dict[str, Any] = {"halt": _stop}
+    constants: dict[str, Any] = {"halt": _halt}
 
     def constant(value: Any, prefix: str) -> str:
         for name, known in constants.items():
@@ -218,7 +220,7 @@ def straight_line(
             line = f"{_targets(call, results)}{functions[step.template]}({', '.join(arguments)})"
             gone = dead.get(position, [])
         # The list is almost always empty, and then this costs only one check.
-        parts = [" stop and halt()", line, *(f"r{index} = None" for index in sorted(gone))]
+        parts = [" stop and halt(stop)", line, *(f"r{index} = None" for index in sorted(gone))]
         lines.append("; ".join(parts) if line else "")
         taken += call.numbers
         produced += step.results

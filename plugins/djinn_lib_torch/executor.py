@@ -154,6 +154,7 @@ class TorchProgram:
     """
 
     growth = Growth()
+    can_pause = True
     keeps_overwritten = False
     graphs: GraphBudget | None = None
 

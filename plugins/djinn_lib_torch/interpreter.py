@@ -10,6 +10,7 @@ from djinn_lib_service.checked_calls import poison_sharing
 from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
 from djinn_lib_service.operators import operator_named
+from djinn_lib_service.pauses import reason_to_stop
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
@@ -43,7 +44,7 @@ def interpret(
         results: Results of the steps before ``start`` that are still needed.
         refused: By position: steps that are not executed, and the errors they raise instead.
         relieve: Called to free memory when there is none; if it succeeds, the step is retried once.
-        stop: See `djinn_lib_service.kinds.executor.SupportsStop`.
+        stop: See `djinn_lib_service.kinds.executor.SupportsPause`.
     """
     known = {} if results is None else results
     last_use = last_uses(program)
@@ -56,8 +57,8 @@ def interpret(
         operands = [known[operand] if operand >= 0 else inputs[-1 - operand] for operand in step.operands]
         mine = numbers[taken : taken + call.numbers]
         taken += call.numbers
-        if stop and stopped is None:
-            stopped = report(position, stop[0])
+        if stop and stopped is None and (reason := reason_to_stop(stop)) is not None:
+            stopped = report(position, reason)
         poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
         if stopped is not None:
             if facts_of(operator_named(program.templates[step.template].operator)).changes_metadata:

@@ -12,6 +12,7 @@ from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds import CompiledProgram, Execute, KeptUploads, Put, RandomState, RunsAhead, SessionMemory
 from djinn_lib_service.kinds.executor import Effects, SupportsEffectReport, SupportsSpeculation
 from djinn_lib_service.kinds.guard import SupportsSizing
+from djinn_lib_service.pauses import paused_ns
 from djinn_lib_service.program_table import DefinedProgram
 from djinn_lib_service.tensor_bytes import bytes_of
 
@@ -202,11 +203,12 @@ class TieredMemory(SessionMemory):
             # Also if there is no room now: it must not run ahead then.
             self._note_cost(run, _Cost(wanted_bytes))
             self._device.use(self, self._places_of(run.inputs), wanted_bytes, written=written)
-            began_s = self._device.clock()
+            began_s, before_ns = self._device.clock(), paused_ns()
             try:
                 return execute(known, run)
             finally:
-                self._note_cost(run, _Cost(wanted_bytes, self._device.clock() - began_s))
+                took_s = self._device.clock() - began_s - (paused_ns() - before_ns) / 1e9
+                self._note_cost(run, _Cost(wanted_bytes, took_s))
                 self._device.release()
                 if effects.changes_storages:
                     self.places.recount()

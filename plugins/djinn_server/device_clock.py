@@ -36,6 +36,7 @@ class DeviceSpan(Generic[_Owner]):
         host_s: How long submitting it took.
         since_ns: From when on the device may have worked on it, by the monotonic clock.
         program: Its name and phase.
+        is_part: Whether it is the part of the program before a pause.
     """
 
     owner: _Owner
@@ -44,6 +45,7 @@ class DeviceSpan(Generic[_Owner]):
     host_s: float
     since_ns: int
     program: tuple[str, ExecutionPhase]
+    is_part: bool = False
 
 
 class DeviceClock(Generic[_Owner]):

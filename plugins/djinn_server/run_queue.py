@@ -14,6 +14,7 @@ import msgspec
 from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts, ProgramTime
 from djinn_lib_server.limits import Limited, Limits
 from djinn_lib_service.kinds.executor import DeviceMark
+from djinn_lib_service.pauses import Pause
 
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
@@ -103,6 +104,8 @@ class RunQueue:
         """Sessions that are executing a message, or have received the next one."""
         self.is_recalled = False
         self.running: SessionSlot | None = None
+        self.paused: SessionSlot | None = None
+        """Whose program waits between two of its steps. It holds the executor, so no other one of this worker runs."""
         self._since_ns = 0
         self._turnstile = turnstile
         self._turn = 0 if turnstile is None else -1
@@ -140,13 +143,19 @@ class RunQueue:
                 return False
             for span, device_s in self.clock.finished():
                 self._charge(span.owner, device_s - span.host_s)
-                self._used(span.owner, span.program, device_s, time.monotonic())
+                self._used(span.owner, device_s, time.monotonic())
+                span.owner.before_s += device_s
+                if not span.is_part:
+                    self._ran(span.program, span.owner.before_s)
+                    span.owner.before_s = 0.0
             self._show()
         return True
 
-    def _used(self, place: SessionSlot, program: tuple[str, ExecutionPhase], used_s: float, now: float) -> None:
+    def _ran(self, program: tuple[str, ExecutionPhase], seconds: float) -> None:
         if program[0]:
-            self._programs.add(program, used_s)
+            self._programs.add(program, seconds)
+
+    def _used(self, place: SessionSlot, used_s: float, now: float) -> None:
         self._used_s += used_s
         self._recent.add(used_s, now)
         place.recent.add(used_s, now)
@@ -183,10 +192,8 @@ class RunQueue:
             if self.clock is not None:
                 self.clock.stop()
             for kind in (self._usual, self._decode):
-                for place in kind.waiting:
-                    place.wake()
-                kind.waiting.clear()
-            self._waiting = 0
+                for place in tuple(kind.waiting):
+                    self.leave(place)
 
     def granted(self, turn: int) -> None:
         """Accept a turn: the worker may use the device until the turn is recalled."""
@@ -205,7 +212,10 @@ class RunQueue:
                 return
             now = time.monotonic()
             self.is_recalled, self._until_s = True, min(self._until_s, now + left_s)
-            if self.running is None and (self._until_s <= now or not self.busy):
+            if self.running is not None:
+                if self._until_s <= now:
+                    self.running.ask_to_pause()
+            elif self._until_s <= now or not self.busy:
                 self._give_back(wants_more=False)
 
     def check(self) -> None:
@@ -260,6 +270,8 @@ class RunQueue:
             raise place.stop[0]
         if self._is_closed:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
+        place.breaks.clear()
+        place.counted_s = 0.0
         kind = self._decode if place.is_decoding else self._usual
         if not kind.waiting and (self.running is None or self.running.kind is not kind):
             kind.start = max(self._virtual, kind.finish)
@@ -268,33 +280,59 @@ class RunQueue:
             self._begin(place)
             self._waits[0] += 1
             return True
-        if not self._waiting:
-            self._waiting_since_s = place.asked_s
-        kind.waiting.append(place)
-        self._waiting += 1
+        self._queue(place, place.asked_s)
         if self._turn < 0 and not self._has_asked and self._turnstile is not None:
             self._has_asked, self._asked_s = True, place.asked_s
             self._turnstile.ask()
         return False
 
-    def end(self, place: SessionSlot, now: float) -> None:
-        """Record that a session's program has finished; the caller holds the lock."""
-        used_s, kind = now - place.began_s, place.kind
-        place.finish = place.start + self._counted_s(place, used_s)
-        kind.finish = kind.start + used_s / kind.weight
+    def _queue(self, place: SessionSlot, now: float) -> None:
+        if not self._waiting:
+            self._waiting_since_s = now
+        place.kind.waiting.append(place)
+        self._waiting += 1
+
+    def pause(self, place: SessionSlot, now: float) -> bool:
+        """Give the turn back between two steps of a program if it is over; the caller holds the lock.
+
+        Returns:
+            Whether the program has to wait for its next turn, from which it is counted on.
+        """
+        if place.stop or self._is_closed or not self.is_recalled or now < self._until_s:
+            return False
+        self._end_part(place, now, is_part=True)
+        place.start, place.kind.start = place.finish, place.kind.finish
+        self.running, self.paused = None, place
+        self._queue(place, now)
+        self._show()
+        self._give_back(wants_more=True)
+        return True
+
+    def _end_part(self, place: SessionSlot, now: float, *, is_part: bool = False) -> None:
+        """Count what a program has used since its last pause, or since it began."""
+        part_s, kind = now - place.began_s - place.counted_s, place.kind
+        place.counted_s += part_s
+        place.finish = place.start + self._counted_s(place, part_s)
+        kind.finish = kind.start + part_s / kind.weight
         if kind.waiting:
             kind.start = kind.finish
+        program = place.program, place.phase
+        last = None if self.clock is None else self.clock.mark()
+        if self.clock is None or place.first is None or last is None:
+            self._used(place, part_s, now)
+            if not is_part:
+                self._ran(program, place.counted_s)
+        else:
+            self.clock.add(DeviceSpan(place, place.first, last, part_s, self._since_ns, program, is_part=is_part))
+
+    def end(self, place: SessionSlot, now: float) -> None:
+        """Record that a session's program has finished; the caller holds the lock."""
+        self._end_part(place, now)
         interval_s = now - max(self._last_end_s, place.asked_s)
         self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
         self._last_end_s = now
         self.running = None
-        program = place.program, place.phase
         place.program, place.last_program = "", place.program or place.last_program
-        last = None if self.clock is None else self.clock.mark()
-        if self.clock is None or place.first is None or last is None:
-            self._used(place, program, used_s, now)
-        else:
-            self.clock.add(DeviceSpan(place, place.first, last, used_s, self._since_ns, program))
         self._show()
         if self.is_recalled and now >= self._until_s:
             self._give_back(wants_more=bool(self._waiting or place.left))
@@ -303,10 +341,14 @@ class RunQueue:
 
     def leave(self, place: SessionSlot) -> None:
         """Remove a session from the queue if it is waiting; the caller holds the lock."""
-        if place in place.kind.waiting:
-            place.kind.waiting.remove(place)
-            self._waiting -= 1
-            place.wake()
+        if place not in place.kind.waiting:
+            return
+        place.kind.waiting.remove(place)
+        self._waiting -= 1
+        if place is self.paused:
+            # It ends, or there are no more turns.
+            self._resume(place, time.monotonic())
+        place.wake()
 
     def rest(self) -> None:
         """Record that no session has anything to run now; the caller holds the lock."""
@@ -317,17 +359,25 @@ class RunQueue:
         if self.running is not None or not self._waiting or self._turn < 0:
             return
         kind = min((kind for kind in (self._decode, self._usual) if kind.waiting), key=lambda kind: kind.start)
-        place = min(kind.waiting, key=lambda place: place.start)
-        kind.waiting.remove(place)
+        place = self.paused or min(kind.waiting, key=lambda place: place.start)
+        place.kind.waiting.remove(place)
         self._waiting -= 1
         self._waiting_since_s = now
-        self._waits[bisect_left(BUCKETS_S, now - place.asked_s)] += 1
-        self._wait_s += now - place.asked_s
-        self._begin(place)
+        if place is self.paused:
+            self._resume(place, now)
+        else:
+            self._waits[bisect_left(BUCKETS_S, now - place.asked_s)] += 1
+            self._wait_s += now - place.asked_s
+            self._begin(place)
         place.wake()
 
+    def _resume(self, place: SessionSlot, now: float) -> None:
+        self.paused = None
+        place.began_s = now - place.counted_s
+        self._begin(place)
+
     def _begin(self, place: SessionSlot) -> None:
-        self.running, self._since_ns = place, time.monotonic_ns()
+        self.running, self._since_ns = place, time.monotonic_ns() - int(place.counted_s * 1e9)
         self._show()
         self._virtual = max(self._virtual, place.kind.start)
         place.kind.virtual = max(place.kind.virtual, place.start)
@@ -370,6 +420,7 @@ class SessionSlot:
         program: Name of the program that runs; empty if it has none.
         last_program: Name of the one that ran last.
         phase: What its programs are part of.
+        breaks: What its running program has to do before its next step; see `djinn_lib_service.turns.Turns`.
         heard_s: When the last message arrived, or was finished.
         is_busy: Whether a message is being executed.
 
@@ -403,6 +454,13 @@ class SessionSlot:
         """Whether the answer to the current message has values."""
         self.asked_s = 0.0
         self.began_s = 0.0
+        """When its running program began, later by as long as it has paused."""
+        self.counted_s = 0.0
+        """How long its running program ran before its last pause."""
+        self.before_s = 0.0
+        """How long an asynchronous device has computed parts of a program that has paused."""
+        self.breaks: list[BaseException] = []
+        self._request = Pause(self._pause)
         self.first: DeviceMark | None = None
         """The mark before its running program."""
         self.recent = RecentSum()
@@ -498,17 +556,36 @@ class SessionSlot:
         """Return how long the session's program has been running; 0 if none is."""
         if self._line.running is self:
             return max(0.0, now - self.began_s)
+        if self._line.paused is self:
+            return self.counted_s
         clock = self._line.clock
         span = None if clock is None else clock.oldest
         return 0.0 if span is None or span.owner is not self else max(0.0, now - span.since_ns / 1e9)
 
     def give_up(self) -> None:
-        """Make a waiting `begin` raise the reason in ``stop``."""
+        """Make a waiting `begin` raise the reason in ``stop``, or end a program that has begun, also if it pauses."""
         with self._line.lock:
+            self.breaks += self.stop[:1]
             self._line.leave(self)
 
+    def ask_to_pause(self) -> None:
+        """Have the running program pause before its next step; the caller holds the line's lock."""
+        if self._request not in self.breaks:
+            self.breaks.append(self._request)
+
+    def _pause(self) -> None:
+        """Wait for the next turn, if this one is over; called between two steps."""
+        line = self._line
+        line.settle()
+        with line.lock:
+            self.breaks.remove(self._request)
+            waits = line.pause(self, time.monotonic())
+        if waits:
+            self._gate.acquire()
+            self._mark_begin()
+
     def wake(self) -> None:
-        """Make `begin` return."""
+        """Make `begin` or a pause return."""
         self._gate.release()
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import attrs
 import pytest
 from djinn_lib_server.kinds.metrics import Counts
+from djinn_lib_service.pauses import reason_to_stop
 from djinn_server import device_clock
 from djinn_server.board import Board, mark_of
 from djinn_server.run_queue import RunQueue, SessionSlot
@@ -53,6 +54,19 @@ class Mark:
 
     def elapsed_time(self, later: Mark) -> float:
         return (later.at_s - self.at_s) * 1e3
+
+
+@attrs.frozen
+class Turns:
+    """Whether more was wanted, each time that a turn was given back."""
+
+    given_back: list[bool]
+
+    def ask(self) -> None:
+        """There is somebody who grants turns."""
+
+    def give_back(self, turn: int, *, wants_more: bool) -> None:
+        self.given_back.append(wants_more)
 
 
 class Bench:
@@ -126,6 +140,38 @@ def test_a_program_is_charged_what_the_device_computes(bench: Bench) -> None:
              for each in bench.line.slowest_programs()]
     assert found == [("mm", "llm_decode", 2, pytest.approx(5), pytest.approx(3)),
                      ("sum", "unknown", 1, pytest.approx(1), pytest.approx(1))]
+
+
+def test_what_others_compute_while_a_program_pauses_is_not_charged(bench: Bench) -> None:
+    place, device, turns = bench.places[0], bench.device, list[bool]()
+    line = bench.line = RunQueue(Turns(turns), board=bench.board, mark=device.mark)
+    line.granted(1)
+    place = line.open()
+    place.mark = mark_of(NAMES[0], bytes(32), "")
+    place.received(Batch([RUN]))
+    place.begin()
+    place.program = "mm"
+    device.submit(3.0)
+    line.recalled(1, 0.0)
+    thread = threading.Thread(target=lambda: reason_to_stop(place.breaks))
+    thread.start()
+    while not turns:
+        pass
+    bench.pass_until(3.0)
+    assert bench.used_s == pytest.approx(3.0, abs=0.1)
+    assert bench.computed == "", "nothing of it is computed"
+    device.submit(10.0)
+    bench.pass_until(13.0)
+    line.granted(2)
+    thread.join(10)
+    assert bench.computed == NAMES[0]
+    device.submit(1.0)
+    place.end()
+    bench.pass_until(14.0)
+    line.close()
+    (found,) = line.slowest_programs()
+    assert (found.runs, found.total_ns / 1e9) == (1, pytest.approx(4.0))
+    assert bench.used_s == pytest.approx(4.0, abs=0.1)
 
 
 def test_the_next_program_is_that_of_whoever_has_used_the_device_less(bench: Bench) -> None:

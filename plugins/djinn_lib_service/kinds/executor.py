@@ -56,7 +56,7 @@ class CompiledProgram(Protocol):
             executor.equals_eager, executor.order_kept, executor.replay_stable, executor.repetition_invisible,
             executor.failure_contained,
             executor.poison_propagates, executor.randomness_private, executor.plain_results, executor.purity_true,
-            executor.stops_between_steps
+            executor.stops_between_steps, executor.pauses_between_steps
 
         Concurrency:
             Any thread may call this; an executor serializes runs on its device itself.
@@ -462,3 +462,18 @@ class SupportsStop(CompiledProgram, Protocol):
         Laws:
             executor.stops_between_steps
         """
+
+
+@runtime_checkable
+class SupportsPause(SupportsStop, Protocol):
+    """Optional attribute of a `SupportsStop` that can also pause between two steps.
+
+    Then ``stop`` may hold a `djinn_lib_service.pauses.Pause`, which is no reason to stop: before its next step, the
+    program calls `djinn_lib_service.pauses.reason_to_stop`, which waits.
+
+    Laws:
+        executor.pauses_between_steps
+    """
+
+    can_pause: bool
+    """Whether it can."""

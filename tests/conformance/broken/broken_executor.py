@@ -11,6 +11,7 @@ import torch
 from djinn_lib_service.kinds import RandomState
 from djinn_lib_service.kinds.executor import Effects, Report
 from djinn_lib_service.operators import operator_named
+from djinn_lib_service.pauses import Pause, reason_to_stop
 from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, SchemaMismatchError
@@ -36,7 +37,11 @@ BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgetful-generator": ("executor.randomness_private", set()),
     "claims-purity": ("executor.purity_true", set()),
     "forgets-what-was-there": ("executor.undone_exactly", set()),
-    "never-stops": ("executor.stops_between_steps", set()),
+    "never-stops": ("executor.stops_between_steps", {"executor.pauses_between_steps"}),
+    "pauses-once": ("executor.pauses_between_steps", set()),
+    "pauses-after-its-steps": ("executor.pauses_between_steps", set()),
+    "redoes-what-it-paused-before": ("executor.pauses_between_steps", set()),
+    "draws-while-it-pauses": ("executor.pauses_between_steps", set()),
     "writes-in-secret": ("executor.effects_true", set()),
     "furnishes-nothing": ("executor.vacates_exactly", set()),
     "results-in-place": ("executor.repetition_invisible", set()),
@@ -92,6 +97,8 @@ class _Nothing:
 
 
 class _Program:
+    can_pause = True
+
     def __init__(self, program: Program, flaw: str) -> None:
         self._program = program
         self._flaw = flaw
@@ -163,8 +170,8 @@ class _Program:
             poison = next((operand for operand in operands if isinstance(operand, Poisoned)), None)
             if failed and self._flaw == "everything-fails":
                 poison = Poisoned(1)
-            if stop and stopped is None:
-                stopped = report(position, stop[0])
+            if stop and stopped is None and (reason := self._paused(position, stop)) is not None:
+                stopped = report(position, reason)
             if stopped is not None:
                 results = [stopped] * step.results
             elif poison is not None:
@@ -175,6 +182,10 @@ class _Program:
             else:
                 try:
                     results = self._call(operator, position, args, kwargs, bool(operands))
+                    if stop and self._flaw == "redoes-what-it-paused-before":
+                        results = self._call(operator, position, args, kwargs, bool(operands))
+                    if self._flaw == "pauses-after-its-steps":
+                        reason_to_stop(stop)
                     if len(results) != step.results:
                         raise RuntimeError(f"{len(results)} results instead of {step.results}")
                 except Exception as error:  # any failure is contained
@@ -183,6 +194,13 @@ class _Program:
             known.update(enumerate(results, produced))
             produced += step.results
         return [known[index] for index in self._program.keep]
+
+    def _paused(self, position: int, stop: Sequence[BaseException]) -> BaseException | None:
+        if self._flaw == "draws-while-it-pauses":
+            torch.rand(1)
+        if self._flaw == "pauses-after-its-steps" or (position and self._flaw == "pauses-once"):
+            return next((reason for reason in stop if not isinstance(reason, Pause)), None)
+        return reason_to_stop(stop)
 
     def _call(self, operator: Any, position: int, args: list[Any], kwargs: dict[str, Any], takes_tensors: bool) -> Any:
         if self._flaw == "folded-constants" and not takes_tensors and not facts_of(operator).is_random:
