@@ -1,6 +1,6 @@
 """Turns on a device: grants and recalls them. This module uses no clock and no sockets.
 
-An order, which an admission policy provides, says which of the waiting tenants is next. Turns cannot be preempted, so a
+An order, which an admission policy provides, says which of the waiting tenants is next. No step is interrupted, so a
 turn that others wait for is *recalled*, and charged until it is given back. A turn that no other tenant waits for
 continues. A slot may be reserved for a moment for a tenant that has just left it and would be next (Iyer and Druschel,
 "Anticipatory Scheduling", SOSP 2001).

@@ -41,8 +41,8 @@ class Timings:
     """When commands were executed.
 
     A program on an asynchronous device returns when it is submitted. Two marks enclose its work. Once the device has
-    reached the second one, their distance from an earlier mark, whose time is known, tells when the program ran. One that
-    gave way to others is reported as if it had not, from its begin.
+    reached the second one, their distance from an earlier mark, whose time is known, tells when the program ran. Of one
+    that gave way to others, the pauses are left out: it is reported to end as much earlier.
 
     Args:
         executor: Runs the programs.
@@ -58,7 +58,7 @@ class Timings:
         self._settle = executor.settle if isinstance(executor, SupportsSettling) else lambda: None
         self._mark = executor.mark if isinstance(executor, SupportsDeviceMarks) else None
         self._ran: tuple[int, DeviceMark | None, DeviceMark | None, int] | None = None
-        """When the last program began, the marks around its work, and how long it paused, until its command has ended."""
+        """When the last program began, the marks around it, and how long it paused, until its command has ended."""
         if self._mark is not None:
             attempt(self._settle)
         # A device that has nothing to do reaches a mark at once.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 
@@ -16,7 +16,7 @@ class Turns(Protocol):
     """
 
     program: str
-    breaks: Sequence[BaseException]
+    breaks: list[BaseException]
 
     def begin(self) -> None:
         """Wait until a program may run.

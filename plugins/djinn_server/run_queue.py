@@ -6,25 +6,23 @@ import math
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-import attrs
 import msgspec
 from djinn_lib_server.kinds.metrics import BUCKETS_S, Counts, ProgramTime
 from djinn_lib_server.limits import Limited, Limits
 from djinn_lib_service.kinds.executor import DeviceMark
-from djinn_lib_service.pauses import Pause
 
-from djinn.errors import DjinnError, LimitError, TransportError
+from djinn.errors import TransportError
 from djinn.ir.phase import ExecutionPhase
-from djinn.wire.messages import Batch, Run, RunDelta
-from djinn_server.board import NOBODY, Board, Mark
+from djinn_server.board import Board
 from djinn_server.device_clock import DeviceClock, DeviceSpan
 from djinn_server.program_times import ProgramTimes
 from djinn_server.recent import RECENT_S, RecentSum
+from djinn_server.session_slot import MAX_RETRY_S, PriorityClass, SessionSlot, too_much
 
-__all__ = ("DeviceLease", "RunQueue", "SessionSlot")
+__all__ = ("DeviceLease", "RunQueue")
 
 DECODE_WEIGHT = 9.0
 """Weight of decoding language models, compared with all other programs of their tenant. They run first as long as they
@@ -32,14 +30,9 @@ leave the others their share, so the others never starve."""
 CREDIT_S = 0.05
 """How far a session's virtual time may lag when it joins the line. A session that waits for each answer before its next
 request is never in the line when the next program is chosen; with this credit, it still gets its share."""
-BEGINNING_S = 5.0
-"""How much time of a session, before it is sent its first values, counts as used by all sessions of its tenant. When a
-server's worker has died, a recovery repeats that much by default, and then sends the request that waits for it. If it
-counted as the session's own, each of the others would use as much before the session had its next turn."""
 MAX_LOAD = 0.95
 """A device is never reported as busier with others: work would seem to take forever there."""
 _SMOOTHING = 0.2
-_MIN_RETRY_S, _MAX_RETRY_S = 0.05, 30.0
 _BETWEEN_TRIES_S = 0.1
 """Interval between the retries of refused sessions. Refusing a session takes milliseconds that programs could use."""
 
@@ -52,18 +45,6 @@ class DeviceLease(Protocol):
 
     def give_back(self, turn: int, *, wants_more: bool) -> None:
         """Give a turn back."""
-
-
-@attrs.define(eq=False)
-class _Class:
-    """Programs of one priority class; see `djinn_admission_fair.fair_queue` for tags."""
-
-    weight: float
-    start: float = 0.0
-    finish: float = 0.0
-    virtual: float = 0.0
-    """Virtual time among its sessions."""
-    waiting: list[SessionSlot] = attrs.field(factory=list)
 
 
 class RunQueue:
@@ -84,7 +65,7 @@ class RunQueue:
         Any thread; each `SessionSlot` is used by one.
 
     Laws:
-        server.repeats_shared
+        server.repeats_shared, server.turns_between_steps
     """
 
     def __init__(
@@ -113,13 +94,13 @@ class RunQueue:
         self._has_asked = False
         self._until_s = math.inf
         self._is_closed = False
-        self._usual, self._decode = _Class(1.0), _Class(DECODE_WEIGHT)
+        self._usual, self._decode = PriorityClass(1.0), PriorityClass(DECODE_WEIGHT)
         self._virtual = 0.0
         self._waiting = 0
         self._waiting_since_s = 0.0
         self._last_end_s = 0.0
         self._next_try_s = 0.0
-        self._interval_s = 0.0
+        self.interval_s = 0.0
         """Smoothed time from the end of one program to the end of the next, while the line is not empty."""
         self._waits = [0] * (len(BUCKETS_S) + 1)
         self._wait_s = 0.0
@@ -226,21 +207,21 @@ class RunQueue:
         """
         limits = self.limits()
         with self.lock:
-            queued, interval_s, wait_s = self.queued, self._interval_s, self._expected_wait_s()
+            queued, interval_s, wait_s = self.queued, self.interval_s, self._expected_wait_s()
         if limits.queued and queued >= limits.queued:
             self.reject("queued")
-            raise _too_much(f"{queued} programs wait already; the limit is {limits.queued}.",
+            raise too_much(f"{queued} programs wait already; the limit is {limits.queued}.",
                             queued * interval_s / 2 + self._turn_to_ask_s())
         if limits.wait_s and wait_s > limits.wait_s:
             self.reject("wait")
-            raise _too_much(f"A program would wait for some {wait_s:.3g} s; the limit is {limits.wait_s:g} s.",
+            raise too_much(f"A program would wait for some {wait_s:.3g} s; the limit is {limits.wait_s:g} s.",
                             wait_s - limits.wait_s + self._turn_to_ask_s())
 
     def _turn_to_ask_s(self) -> float:
         """Assign a refused client its own time to retry, in seconds from now, so that a crowd retries one by one."""
         with self.lock:
             now = time.monotonic()
-            self._next_try_s = min(max(now, self._next_try_s + _BETWEEN_TRIES_S), now + _MAX_RETRY_S)
+            self._next_try_s = min(max(now, self._next_try_s + _BETWEEN_TRIES_S), now + MAX_RETRY_S)
             return self._next_try_s - now
 
     def counts(self, counts: Counts) -> Counts:
@@ -329,7 +310,7 @@ class RunQueue:
         """Record that a session's program has finished; the caller holds the lock."""
         self._end_part(place, now)
         interval_s = now - max(self._last_end_s, place.asked_s)
-        self._interval_s += (interval_s - self._interval_s) * (_SMOOTHING if self._interval_s else 1.0)
+        self.interval_s += (interval_s - self.interval_s) * (_SMOOTHING if self.interval_s else 1.0)
         self._last_end_s = now
         self.running = None
         place.program, place.last_program = "", place.program or place.last_program
@@ -408,203 +389,4 @@ class RunQueue:
         span = None if self.clock is None else self.clock.oldest
         since_ns = span.since_ns if span is not None else self._since_ns if self.running is not None else 0
         running_s = now - since_ns / 1e9 if since_ns else 0.0
-        return max(min(self.queued, self.busy) * self._interval_s, waiting_s, running_s)
-
-
-class SessionSlot:
-    """One session's place in the line; see `djinn_lib_service.turns.Turns`.
-
-    Attributes:
-        stop: Holds the reason once the session's current work has been cancelled; empty until then.
-        mark: Recorded on the board while its programs run.
-        program: Name of the program that runs; empty if it has none.
-        last_program: Name of the one that ran last.
-        phase: What its programs are part of.
-        breaks: What its running program has to do before its next step; see `djinn_lib_service.turns.Turns`.
-        heard_s: When the last message arrived, or was finished.
-        is_busy: Whether a message is being executed.
-
-    Concurrency:
-        The session's thread; `give_up` and `running_s` may be called by any thread.
-    """
-
-    stop: Sequence[DjinnError] = ()
-    mark: Mark = NOBODY
-    program: str = ""
-    last_program: str = ""
-    phase: ExecutionPhase = ExecutionPhase.UNKNOWN
-
-    def __init__(self, line: RunQueue) -> None:
-        self._line = line
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._is_busy = False
-        self.is_busy = False
-        self.heard_s = time.monotonic()
-        self._excess = 0
-        self.left = 0
-        """Programs of the current message that have not finished."""
-        self.is_decoding = False
-        self.kind = _Class(1.0)
-        self.start = 0.0
-        self.finish = 0.0
-        self.beginning_s = BEGINNING_S
-        """How much more of its time counts as used by all sessions."""
-        self._sends_values = False
-        """Whether the answer to the current message has values."""
-        self.asked_s = 0.0
-        self.began_s = 0.0
-        """When its running program began, later by as long as it has paused."""
-        self.counted_s = 0.0
-        """How long its running program ran before its last pause."""
-        self.before_s = 0.0
-        """How long an asynchronous device has computed parts of a program that has paused."""
-        self.breaks: list[BaseException] = []
-        self._request = Pause(self._pause)
-        self.first: DeviceMark | None = None
-        """The mark before its running program."""
-        self.recent = RecentSum()
-        """How long it used the device lately."""
-
-    def received(self, batch: Batch) -> None:
-        """Record a message that is about to be executed."""
-        self.is_busy = True
-        self._sends_values = bool(batch.fetch)
-        if batch.phase is not None:
-            self.phase = batch.phase
-            self.is_decoding = batch.phase is ExecutionPhase.LLM_DECODE
-        runs = 0
-        for command in batch.commands:
-            if type(command) is Run or type(command) is RunDelta:
-                runs += 1
-        if not runs:
-            return
-        line = self._line
-        with line.lock:
-            if not self._is_busy:
-                self._is_busy = True
-                line.busy += 1
-            self.left = runs
-            line.queued += runs
-            limit = line.limits().queued
-            # Its first program is always admitted: a session that was admitted and sends no flood must not fail.
-            self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit else 0
-
-    def carried_out(self, *, has_more: bool = False) -> None:
-        """Record that a message was executed.
-
-        Args:
-            has_more: Whether the next message has already arrived.
-        """
-        self.is_busy, self.heard_s = has_more, time.monotonic()
-        if self._sends_values and self.beginning_s < BEGINNING_S:
-            self.beginning_s = 0.0
-        if not self._is_busy:
-            return
-        line = self._line
-        with line.lock:
-            line.queued -= self.left
-            self.left = self._excess = 0
-            if not has_more:
-                self._is_busy = False
-                line.busy -= 1
-                if not line.busy:
-                    line.rest()
-
-    def begin(self) -> None:
-        """Wait until a program may run; see `djinn_lib_service.turns.Turns.begin`."""
-        line = self._line
-        self.asked_s = time.monotonic()
-        if self._excess and self.left <= self._excess:
-            self._refuse()
-        with line.lock:
-            is_first = line.enter(self)
-        if is_first:
-            self.began_s = self.asked_s
-            self._mark_begin()
-            return
-        self._gate.acquire()
-        self.began_s = time.monotonic()
-        if line.running is not self:
-            if self.stop:
-                raise self.stop[0]
-            raise TransportError("The server is ending.", hint="Use another server, or this one later.")
-        self._mark_begin()
-
-    def _mark_begin(self) -> None:
-        clock = self._line.clock
-        if clock is not None:
-            with self._line.lock:
-                self.first = clock.mark()
-
-    def end(self) -> None:
-        """Record that the program has finished; see `djinn_lib_service.turns.Turns.end`."""
-        line = self._line
-        if line.is_recalled:
-            line.settle()
-        with line.lock:
-            if self.left:
-                self.left -= 1
-                line.queued -= 1
-            line.end(self, time.monotonic())
-
-    def load(self) -> float:
-        """Return how busy the device is with others; see `djinn_lib_service.turns.Turns.load`."""
-        return self._line.load_of_others(self)
-
-    def running_s(self, now: float) -> float:
-        """Return how long the session's program has been running; 0 if none is."""
-        if self._line.running is self:
-            return max(0.0, now - self.began_s)
-        if self._line.paused is self:
-            return self.counted_s
-        clock = self._line.clock
-        span = None if clock is None else clock.oldest
-        return 0.0 if span is None or span.owner is not self else max(0.0, now - span.since_ns / 1e9)
-
-    def give_up(self) -> None:
-        """Make a waiting `begin` raise the reason in ``stop``, or end a program that has begun, also if it pauses."""
-        with self._line.lock:
-            self.breaks += self.stop[:1]
-            self._line.leave(self)
-
-    def ask_to_pause(self) -> None:
-        """Have the running program pause before its next step; the caller holds the line's lock."""
-        if self._request not in self.breaks:
-            self.breaks.append(self._request)
-
-    def _pause(self) -> None:
-        """Wait for the next turn, if this one is over; called between two steps."""
-        line = self._line
-        line.settle()
-        with line.lock:
-            self.breaks.remove(self._request)
-            waits = line.pause(self, time.monotonic())
-        if waits:
-            self._gate.acquire()
-            self._mark_begin()
-
-    def wake(self) -> None:
-        """Make `begin` or a pause return."""
-        self._gate.release()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether others are waiting for the device, so that it has no time for predicted requests."""
-        return self._line.is_wanted
-
-    def _refuse(self) -> None:
-        line = self._line
-        with line.lock:
-            queued, interval_s = line.queued, line._interval_s
-            self.left -= 1
-            line.queued -= 1
-        line.reject("queued")
-        raise _too_much(f"There would be {queued} programs waiting; the limit is {line.limits().queued}.",
-                        queued * interval_s / 2)
-
-
-def _too_much(summary: str, retry_after_s: float) -> LimitError:
-    return LimitError(summary, hint="Try again later, ask for values more often, or ask the server's operator for "
-                                    "more.",
-                      retry_after_s=min(_MAX_RETRY_S, max(_MIN_RETRY_S, retry_after_s)))
+        return max(min(self.queued, self.busy) * self.interval_s, waiting_s, running_s)

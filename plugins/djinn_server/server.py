@@ -53,7 +53,8 @@ from djinn_server.loss import DeviceLoss
 from djinn_server.memory import SpareMemory, default_keep_bytes, no_memory_plugin, return_memory, trim_heap
 from djinn_server.named_sessions import NamedSessions, SessionNames
 from djinn_server.peers import PeerConnector, PeerPolicy
-from djinn_server.run_queue import RunQueue, SessionSlot
+from djinn_server.run_queue import RunQueue
+from djinn_server.session_slot import SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
 
 __all__ = ("Server",)

@@ -20,7 +20,7 @@ from djinn.wire.messages import Goodbye
 from djinn_server.control import MAX_LISTED, SessionState
 from djinn_server.memory import SpareMemory
 from djinn_server.named_sessions import NamedSessions, SessionNames
-from djinn_server.run_queue import SessionSlot
+from djinn_server.session_slot import SessionSlot
 
 __all__ = ("HeldSession", "Sessions")
 

@@ -43,6 +43,12 @@ while True:
 """
 
 
+def processor_s(process: int) -> float:
+    """Return the processor time of a process; see proc(5)."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 class Scene:
     """A server, somebody who does nothing wrong, and somebody else.
 
@@ -156,3 +162,54 @@ def test_the_slowest_requests_of_another_tenant(
          " times")
     handing_over_s = scene.handing_over_s if does is floods else 0.0
     assert disturbed <= 1.2 * max(usual) + handing_over_s
+
+
+LONG_S, SMALL_S, GAP_S = 2.0, 1e-3, 0.1
+
+
+def test_small_requests_beside_long_programs(tmp_path: Path, tell: Callable[[str, str], None]) -> None:
+    """Ten small requests a second beside a tenant whose programs take 2 s; and these programs, alone and beside them.
+
+    What the small requests take is theirs; beyond that, the long programs may lose what pausing costs.
+    """
+    tokens = TokenFile(tmp_path / "tokens.json")
+    names = {name: tokens.create(name) for name in ("long", "small")}
+    with ExitStack() as stack:
+        serving = stack.enter_context(Serving(tmp_path / "log", "--tokens", str(tokens.path), "--device-turns", "1",
+                                              "--no-look-ahead"))
+        with Worked(serving.address, names["long"], 50) as trial:
+            per_second = products_for(trial, 1.0, 50)
+        long = stack.enter_context(Worked(serving.address, names["long"], int(LONG_S * per_second)))
+        small = stack.enter_context(Worked(serving.address, names["small"], max(1, int(SMALL_S * per_second))))
+        worker = int(re.findall(r"long: worker (\d+) serves", (tmp_path / "log").read_text())[-1])
+        alone, beside = list[tuple[float, float]](), list[tuple[float, float]]()
+        waits, undisturbed = list[float](), [small.ask() for _ in range(50)]
+
+        def long_one() -> tuple[float, float]:
+            """Return the time that a long program took, and its worker's processor time."""
+            before_s = processor_s(worker)
+            return long.ask(), processor_s(worker) - before_s
+
+        for _ in range(max(4, REQUESTS // 80)):
+            alone.append(long_one())
+            over = threading.Event()
+
+            def ask(over: threading.Event) -> None:
+                while not over.wait(GAP_S):
+                    waits.append(small.ask())
+
+            thread = threading.Thread(target=ask, args=(over,))
+            count = len(waits)
+            thread.start()
+            took_s, used_s = long_one()
+            over.set()
+            thread.join()
+            beside.append((took_s - (len(waits) - count) * percentile(undisturbed, 0.5), used_s))
+    slower, costlier = (sum(each[part] for each in beside) / sum(each[part] for each in alone) for part in (0, 1))
+    tell("Ten requests of 1 ms a second beside another tenant's programs of 2 s; one tenant on the device at a time",
+         ", ".join(f"p{part * 100:.0f} {percentile(waits, part) * 1e3:.2f} ms" for part in (0.5, 0.99))
+         + f" of {len(waits)} requests; alone {percentile(undisturbed, 0.5) * 1e3:.2f} ms; the long programs took "
+           f"{slower:.3f} times as long as alone without the time of the small ones, and {costlier:.3f} times the "
+           "processor time")
+    assert percentile(waits, 0.99) < 0.06
+    assert costlier < 1.03

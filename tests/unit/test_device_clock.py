@@ -13,7 +13,8 @@ from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_service.pauses import reason_to_stop
 from djinn_server import device_clock
 from djinn_server.board import Board, mark_of
-from djinn_server.run_queue import RunQueue, SessionSlot
+from djinn_server.run_queue import RunQueue
+from djinn_server.session_slot import SessionSlot
 
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run
@@ -153,7 +154,7 @@ def test_what_others_compute_while_a_program_pauses_is_not_charged(bench: Bench)
     place.program = "mm"
     device.submit(3.0)
     line.recalled(1, 0.0)
-    thread = threading.Thread(target=lambda: reason_to_stop(place.breaks))
+    thread = threading.Thread(target=lambda: reason_to_stop(place.breaks), daemon=True)
     thread.start()
     while not turns:
         pass

@@ -5,50 +5,29 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from djinn_lib_server.kinds.metrics import Counts
 from djinn_lib_server.limits import Limits
 from djinn_lib_service.kinds import MemoryOptions
-from djinn_lib_service.pauses import reason_to_stop
 from djinn_lib_service.retry import MAX_TRIES, patiently
 from djinn_lib_service.service import SessionService
 from djinn_memory_tiered.manager import TieredManager
-from djinn_server.run_queue import BEGINNING_S, RunQueue, SessionSlot
+from djinn_server.run_queue import RunQueue
+from djinn_server.session_slot import BEGINNING_S, SessionSlot
 from support.memory.room import DEFINE, open_executor
+from support.servers.lines import RUN, Gateway, held, wait_for
 
-from djinn.errors import DjinnError, LimitError, RefusedError, TransportError
+from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Free, Run, Upload
 from djinn.wire.tensors import header_of
 
-RUN = Run(1, (), [], ())
 DECODE = ExecutionPhase.LLM_DECODE
 UNKNOWN = ExecutionPhase.UNKNOWN
-
-
-class Gateway:
-    """Writes down what is asked for and given back."""
-
-    def __init__(self) -> None:
-        self.said: list[Any] = []
-
-    def ask(self) -> None:
-        self.said.append("ask")
-
-    def give_back(self, turn: int, *, wants_more: bool) -> None:
-        self.said.append((turn, wants_more))
-
-
-def wait_for(true: Callable[[], Any]) -> None:
-    until = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 class Session:
@@ -69,14 +48,6 @@ class Session:
             time.sleep(self._seconds)
             self.place.end()
             self.place.carried_out()
-
-
-def held(line: RunQueue) -> SessionSlot:
-    """Have a program run until `SessionSlot.end` is called."""
-    first = line.open()
-    first.received(Batch([RUN]))
-    first.begin()
-    return first
 
 
 def order(line: RunQueue, sessions: Sequence[tuple[str, float, ExecutionPhase]], runs: int) -> list[str]:
@@ -263,120 +234,6 @@ def test_a_recalled_turn_is_given_back_after_its_time_and_not_before() -> None:
     line.recalled(3, 0.0)
     assert gateway.said[2:] == [(3, False)]
     place.carried_out()
-
-
-@attrs.define
-class Pausing:
-    """A program that gives its turn back between two steps, in a thread of its own, and what it was told then."""
-
-    line: RunQueue
-    gateway: Gateway
-    place: SessionSlot
-    stop: list[DjinnError] = attrs.field(factory=list)
-    told: list[Any] = attrs.field(factory=list)
-    thread: threading.Thread = attrs.field(init=False)
-
-    @classmethod
-    def begun(cls) -> Pausing:
-        gateway = Gateway()
-        line = RunQueue(gateway)
-        line.granted(1)
-        made = cls(line, gateway, held(line))
-        made.place.stop = made.stop
-        made.place.program = "long"
-        time.sleep(0.02)
-        line.recalled(1, 0.0)
-        made.thread = threading.Thread(target=made.step)
-        made.thread.start()
-        wait_for(lambda: gateway.said)
-        return made
-
-    def step(self) -> None:
-        self.told.append(reason_to_stop(self.place.breaks))
-
-    def has_gone_on(self) -> list[Any]:
-        self.thread.join(10)
-        return self.told
-
-
-def test_a_program_gives_a_recalled_turn_back_between_two_steps_and_goes_on_with_the_next_one() -> None:
-    pausing = Pausing.begun()
-    line, place = pausing.line, pausing.place
-    urgent = line.open()
-    urgent.received(Batch([RUN], phase=DECODE))
-    thread = threading.Thread(target=urgent.begin)
-    thread.start()
-    wait_for(lambda: line._waiting == 2)
-    time.sleep(0.1)
-    assert pausing.gateway.said == [(1, True)]
-    assert pausing.told == []
-    assert place.is_wanted
-    assert 0.02 <= place.running_s(time.monotonic()) < 0.08, "the pause does not count"
-    line.granted(2)
-    assert pausing.has_gone_on() == [None]
-    assert place.breaks == []
-    assert line.running is place, "it holds the executor, so no other program of this worker goes first"
-    assert 0.02 <= place.running_s(time.monotonic()) < 0.08
-    place.end()
-    thread.join(10)
-    assert line.running is urgent
-    urgent.end()
-    (found,) = line.slowest_programs()
-    assert (found.name, found.runs) == ("long", 1)
-    assert 0.02e9 <= found.total_ns < 0.08e9
-    counts = line.counts(Counts())
-    assert counts.device_ns < 0.09e9
-    assert sum(counts.waits) == 2, "a program waits once"
-
-
-def test_a_program_that_is_cancelled_while_it_pauses_ends_without_a_turn() -> None:
-    pausing = Pausing.begun()
-    line, reason = pausing.line, LimitError("Not wanted any more.")
-    other = line.open()
-    other.received(Batch([RUN]))
-    thread = threading.Thread(target=other.begin)
-    thread.start()
-    wait_for(lambda: line._waiting == 2)
-    pausing.stop.append(reason)
-    pausing.place.give_up()
-    assert pausing.has_gone_on() == [reason]
-    line.granted(2)
-    time.sleep(0.02)
-    assert thread.is_alive(), "it still holds the executor"
-    line.recalled(2, 0.0)
-    assert reason_to_stop(pausing.place.breaks) is reason, "it pauses no more"
-    pausing.place.end()
-    assert pausing.gateway.said == [(1, True), (2, True)]
-    line.granted(3)
-    thread.join(10)
-    assert line.running is other
-    other.end()
-
-
-def test_a_program_that_pauses_when_the_server_ends_goes_on() -> None:
-    pausing = Pausing.begun()
-    pausing.line.close()
-    assert pausing.has_gone_on() == [None]
-    pausing.place.end()
-    assert pausing.gateway.said == [(1, True)]
-
-
-def test_a_program_does_not_pause_for_a_turn_that_is_over() -> None:
-    gateway = Gateway()
-    line = RunQueue(gateway)
-    line.granted(1)
-    place = held(line)
-    line.recalled(1, 0.0)
-    place.end()
-    assert gateway.said == [(1, False)]
-    line.granted(2)
-    place.received(Batch([RUN]))
-    place.begin()
-    assert reason_to_stop(place.breaks) is None
-    assert gateway.said == [(1, False)]
-    line.recalled(2, 5.0)
-    assert place.breaks == [], "there is time left"
-    place.end()
 
 
 def test_a_message_that_is_through_gives_a_wanted_turn_back_unless_the_next_one_is_there() -> None:

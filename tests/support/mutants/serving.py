@@ -5,12 +5,19 @@ from __future__ import annotations
 from support.mutants.planting import mutant
 
 _LOST, _CHARGED, _BOUNDED = "server.lost_device_ends_worker", "server.device_time_charged", "server.programs_bounded"
+_PAUSED, _LINE, _SLOT = (
+    "server.turns_between_steps", "djinn_server.run_queue:RunQueue.", "djinn_server.session_slot:SessionSlot.")
 _CHECK, _LOOK = "djinn_server.loss:DeviceLoss.check", "djinn_server.run_queue:RunQueue.look"
 _TOLD = ("unit/test_device_loss.py::"
          "test_the_session_that_sees_it_first_learns_why_others_lose_their_connection_and_the_process_ends")
 _LATER = "unit/test_device_loss.py::test_a_session_that_sees_it_later_is_not_blamed"
 _CLOCK = "unit/test_device_clock.py::"
 _COMPUTED = f"{_CLOCK}test_sessions_are_charged_for_what_the_device_computes"
+_GIVES_WAY = (
+    "unit/test_pausing.py::test_a_program_gives_a_recalled_turn_back_between_two_steps_and_goes_on_with_the_next_one")
+_CANCELLED = "unit/test_pausing.py::test_a_program_that_is_cancelled_while_it_pauses_ends_without_a_turn"
+_BITS = ("../conformance/djinn_conformance/test_executor_pauses.py::"
+         "test_pauses_between_steps[djinn-executor-cpu:cpu@cpu-executor.pauses_between_steps]")
 _NAMED = "djinn_server.named_sessions:"
 _RETURN = "unit/test_named_sessions.py::test_the_next_client_finds_the_same_memory_and_no_other_has_it_open_meanwhile"
 
@@ -43,6 +50,32 @@ MUTANTS = (
     mutant("time-since-it-was-submitted", _BOUNDED, "djinn_server.device_clock:DeviceClock.finished",
            "self._spans[0].since_ns = time.monotonic_ns()", "pass",
            within=f"{_CLOCK}test_a_program_runs_from_when_the_one_before_has_finished"),
+    # Programs that give way between two steps.
+    mutant("turn-kept-to-the-end-of-the-program", _PAUSED, f"{_SLOT}ask_to_pause",
+           "self.breaks.append(self._request)", "pass", within=_GIVES_WAY),
+    mutant("another-program-within-a-paused-one", _PAUSED, f"{_LINE}_let_next", "self.paused or min(", "min(",
+           within=_GIVES_WAY),
+    mutant("pause-taken-for-running-time", _PAUSED, f"{_LINE}_resume", "place.began_s = now - place.counted_s", "pass",
+           within=_GIVES_WAY),
+    mutant("paused-program-cannot-be-cancelled", _PAUSED, f"{_SLOT}give_up", "self._line.leave(self)", "pass",
+           within=_CANCELLED),
+    mutant("cancelled-program-goes-on-after-its-pause", _PAUSED, f"{_SLOT}give_up", "self.breaks += self.stop[:1]",
+           "pass", within=_CANCELLED),
+    mutant("next-program-is-cancelled-too", _PAUSED, f"{_LINE}enter", "place.breaks.clear()", "pass",
+           within=_CANCELLED),
+    mutant("another-program-beside-a-cancelled-one", _PAUSED, f"{_LINE}leave", "self._resume(place, time.monotonic())",
+           "self.paused = None", within=_CANCELLED),
+    mutant("waits-for-turns-that-nobody-gives", _PAUSED, f"{_LINE}close", "self.leave(place)",
+           "kind.waiting.remove(place)",
+           within="unit/test_pausing.py::test_a_program_that_pauses_when_the_server_ends_goes_on"),
+    mutant("others-work-charged-to-a-paused-program", _PAUSED, f"{_SLOT}_pause", "self._mark_begin()", "pass",
+           within=f"{_CLOCK}test_what_others_compute_while_a_program_pauses_is_not_charged"),
+    mutant("pauses-within-a-step", _PAUSED, "djinn_lib_torch.codegen:straight_line", '" stop and halt(stop)", line,',
+           'f" {line}" if line else "", "stop and halt(stop)",', within=_BITS),
+    mutant("pause-ends-the-program", _PAUSED, "djinn_lib_service.pauses:reason_to_stop",
+           "if not isinstance(found, Pause)), None)", "), None)", within=_BITS),
+    mutant("random-numbers-not-those-of-before-the-pause", _PAUSED, "djinn_lib_service.pauses:reason_to_stop",
+           "found.wait()", "found.wait() or __import__('torch').rand(1)", within=_BITS),
     # What is done again after the end of a worker.
     mutant("repeated-work-counts-against-its-session", "server.repeats_shared",
            "djinn_server.run_queue:RunQueue._counted_s", "+ shared_s / max(1, self.busy)", "+ shared_s",
