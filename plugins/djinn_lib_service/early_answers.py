@@ -25,6 +25,7 @@ from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import attrs
+import msgspec
 import torch
 
 from djinn.errors import ProtocolError
@@ -117,7 +118,8 @@ class EarlyInbox:
         if result.failures or result.timings or result.warnings or not result.items or any(
                 isinstance(item, Poisoned) for item in result.items):
             raise ProtocolError("It answered a batch early with more than values.")
-        if sum(tensor.nbytes for tensor in tensors) > MAX_EARLY_BYTES or not result.since < number:
+        size_bytes = sum(tensor.nbytes for tensor in tensors) + sum(map(_plain_bytes, result.items))
+        if size_bytes > MAX_EARLY_BYTES or len(result.items) > MAX_BATCH_BYTES or not result.since < number:
             raise ProtocolError(f"It answered batch {number} early, after batch {result.since}, with too much.")
         if number <= answered:
             return
@@ -147,6 +149,12 @@ class EarlyInbox:
         """Whether the batches after one, up to another, have a digest."""
         batches = [encoded for sent, encoded in self._sent if since < sent <= upto]
         return len(batches) == upto - since and all(batches) and digest_of_batches(batches) == digest
+
+
+def _plain_bytes(item: Item) -> int:
+    """Return how long a value is that is no tensor; a number is not long."""
+    value = item.value if isinstance(item, Plain) else None
+    return 0 if value is None or isinstance(value, (bool, int, float)) else len(msgspec.msgpack.encode(value))
 
 
 _inboxes: WeakValueDictionary[str, EarlyInbox] = WeakValueDictionary()
@@ -355,6 +363,8 @@ class EarlyAnswers:
         items: list[Item] = [next(headers) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
                              for value in values]
         items += map(metadata_of, metadata)
+        if sum(map(_plain_bytes, items)) > MAX_VALUE_BYTES:
+            return None
         batch = Batch(
             [ahead.command for ahead in runs], tuple([handle for handle, _ in fetched]),
             tuple([handle for handle, _ in described]), synchronize=bool(described), phase=form.phase)

@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.wire.messages import MAILBOX_BYTES, ValueTransfer
+from djinn.wire.messages import MAILBOX_BYTES, Plain, TensorHeader, ValueTransfer
 from djinn_lib_service.assumptions import AheadNote, note_of
 
 MAX_UNCLAIMED_BYTES = 256 * 2**20
@@ -36,6 +36,8 @@ MAX_AHEAD_BYTES = 8 * 2**20
 """Bytes of values from one sender that were sent ahead and not requested yet. A sender never exceeds it."""
 TRANSFER_BYTES = 1024
 """Bytes that a transfer counts in addition to its content."""
+CONTAINER_BYTES = 64
+"""What a byte of a message may take in memory: an empty list, for instance."""
 TICK_S = 0.25
 """How often a waiting thread checks whether its result is still needed."""
 _AGAIN = "Send the value another way, or start the session again; see the other server's log for the reason."
@@ -144,9 +146,7 @@ class Mailbox:
             The tensors belong to the receiver after this call.
         """
         note = note_of(transfer)
-        length = TRANSFER_BYTES + sum(tensor.nbytes for tensor in tensors)
-        if not tensors:
-            length += len(msgspec.msgpack.encode(transfer))
+        length = TRANSFER_BYTES + sum(tensor.nbytes for tensor in tensors) + _described_bytes(transfer)
         with self._changed:
             if self._closed:
                 raise _closed()
@@ -305,6 +305,14 @@ class Mailbox:
 
     def _is_connected(self, sender: str) -> bool:
         return any(delivery.sender == sender for delivery in self._deliveries)
+
+
+def _described_bytes(transfer: ValueTransfer) -> int:
+    """Return how much memory a transfer may take without its tensors."""
+    item = transfer.item
+    if transfer.told or transfer.members or (isinstance(item, Plain) and isinstance(item.value, (list, dict))):
+        return CONTAINER_BYTES * len(msgspec.msgpack.encode(transfer))
+    return 0 if isinstance(item, TensorHeader) else len(msgspec.msgpack.encode(transfer))
 
 
 class InboxRegistry:

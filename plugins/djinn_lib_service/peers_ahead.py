@@ -90,7 +90,7 @@ class PeersAhead:
         sizes = [value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values]
         waiting_bytes = sum(self._sent.values()) + sum(sizes) + TRANSFER_BYTES * len(sizes)
         return max(sizes, default=0) <= MAX_VALUE_BYTES and waiting_bytes <= MAX_AHEAD_BYTES // 2 and not any(
-            isinstance(value, Poisoned) for value in values)
+            isinstance(value, (Poisoned, list, tuple, dict)) for value in values)
 
     def send(self, command: Send, value: Any, assumed: Sequence[Assumed]) -> None:
         """Send a value ahead. If that fails, it is sent when it is requested."""

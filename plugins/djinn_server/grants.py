@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
+from time import monotonic
 
 from djinn_lib_service.kinds.transport import Channel
 from djinn_lib_service.resumable_channel import ResumableChannel
 
 from djinn.errors import DjinnError, TokenEndedError
 from djinn.wire.messages import Goodbye
+from djinn_server.tickets import VALID_S
 
 __all__ = ("Grants",)
 
@@ -17,15 +20,21 @@ __all__ = ("Grants",)
 class Grants:
     """Maps connections and sessions to the identities of their tokens.
 
+    Args:
+        clock: Returns the time.
+
     Concurrency:
         Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._admitted: weakref.WeakKeyDictionary[Channel, bytes] = weakref.WeakKeyDictionary()
         self._sessions: weakref.WeakKeyDictionary[ResumableChannel, bytes] = weakref.WeakKeyDictionary()
-        self._ended: dict[bytes, DjinnError] = {}
+        self._ended: dict[bytes, tuple[float, DjinnError]] = {}
+        """Tokens that have ended, until no ticket is valid any more that they were given before. From then on, the
+        gateway alone decides: a clock may be set back, and an operator may restore a token."""
 
     def admit(self, channel: Channel, token: bytes) -> None:
         """Record that a token has admitted a connection; the empty token stands for none.
@@ -56,10 +65,12 @@ class Grants:
             why: The reason for clients that present the token later.
         """
         with self._lock:
-            self._ended[token] = TokenEndedError(why.summary, hint=why.hint)
+            now = self._clock()
+            self._ended = {each: ended for each, ended in self._ended.items() if ended[0] > now}
+            self._ended[token] = now + VALID_S, TokenEndedError(why.summary, hint=why.hint)
             return [session for session, own in self._sessions.items() if own == token]
 
     def _check(self, token: bytes) -> None:
-        ended = self._ended.get(token)
-        if ended is not None:
+        until, ended = self._ended.get(token, (0.0, None))
+        if ended is not None and until > self._clock():
             raise ended

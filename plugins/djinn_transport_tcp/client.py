@@ -12,7 +12,7 @@ from djinn.errors import ConfigurationError, TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn_transport_tcp.address import parse_address, redirected
 from djinn_transport_tcp.connection import SocketConnection
-from djinn_transport_tcp.greeting import Wish
+from djinn_transport_tcp.greeting import Wish, check_token
 from djinn_transport_tcp.opening import open_tcp, open_tls, open_unix
 from djinn_transport_tcp.stream import FrameStream
 from djinn_transport_tcp.tls import client_context
@@ -88,6 +88,7 @@ class _NoWorkerError(TransportError):
 def _reach(
     address: str, opened: Callable[[str, ConnectOptions], FrameStream], options: ConnectOptions, wish: Wish
 ) -> SocketConnection:
+    check_token(options.token)
     deadline = monotonic() + options.connect_timeout_s
     connection = SocketConnection(address, opened(address, options), options.request_timeout_s)
     owner = options.settings(UploadSettings).owner

@@ -18,7 +18,7 @@ from djinn.errors import ConfigurationError, ProtocolError, ProtocolVersionError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Redirect, Starting, Welcome
 from djinn_transport_tcp.sockets import ByteStream
 
-__all__ = ("Wish", "hello", "welcomed")
+__all__ = ("Wish", "check_token", "hello", "welcomed")
 
 _log = logging.getLogger("djinn.transport")
 
@@ -38,17 +38,21 @@ class Wish:
     takes_early: bool = False
 
 
-def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
-    """Build the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`.
+def check_token(token: str) -> None:
+    """Check that a token can be sent.
 
     Raises:
-        ConfigurationError: The token is no text, as a variable of the environment need not be.
+        ConfigurationError: It is no text, as a variable of the environment need not be.
     """
     try:
         token.encode()
     except UnicodeEncodeError:
         raise ConfigurationError("The token is no text: it contains something else than UTF-8.",
                                  hint="Correct DJINN_TOKEN, or djinn.init(token=...).") from None
+
+
+def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello:
+    """Build the greeting; see `djinn_transport_tcp.connection.SocketConnection.greet`."""
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,

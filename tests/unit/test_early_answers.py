@@ -206,6 +206,10 @@ def test_a_server_may_send_nothing_but_values_early(result: Result) -> None:
 def test_a_server_may_not_send_more_than_the_bound() -> None:
     with pytest.raises(ProtocolError, match="too much"):
         EarlyInbox().arrived(7, Result((Plain(1),), assumes=b"x"), [torch.ones(MAX_EARLY_BYTES)], 0)
+    for items in ((Plain("x" * (MAX_EARLY_BYTES + 1)),), (Plain([1] * MAX_EARLY_BYTES),),
+                  (Plain(1),) * MAX_EARLY_BYTES):
+        with pytest.raises(ProtocolError, match="too much"):
+            EarlyInbox().arrived(7, Result(items, assumes=b"x"), [], 0)
     inbox = EarlyInbox()
     for number in range(1, MAX_EARLY + 1):
         inbox.arrived(number, Result((Plain(1),), assumes=b"x"), [], 0)

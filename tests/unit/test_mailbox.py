@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from djinn_lib_service.assumptions import AheadNote, noted
@@ -16,7 +17,7 @@ from djinn_lib_service.mailbox import MAX_AHEAD_BYTES, MAX_SENDERS, InboxRegistr
 from djinn_lib_service.transfers import check
 
 from djinn.errors import PeerError, ProtocolError
-from djinn.wire.messages import AliasedTensor, Plain, TensorHeader, ValueTransfer
+from djinn.wire.messages import AliasedTensor, Failure, Plain, TensorHeader, ValueTransfer
 
 SOON_S = 5.0
 SHORT_S = 0.1
@@ -286,6 +287,16 @@ def test_more_than_a_bound_cannot_be_sent_ahead() -> None:
     transfer, tensors = kibibytes(1, MAX_AHEAD_BYTES // 1024)
     with pytest.raises(ProtocolError, match="sent ahead"):
         box.put(sender, noted(transfer, AheadNote("value")), tensors)
+
+
+@pytest.mark.parametrize("more", [
+    {"told": (Failure(1, "ValueError", "x" * 10_000, source="a"),) * 10}, {"members": (AliasedTensor(),) * 10_000},
+    {"item": Plain([[]] * 10_000)}], ids=["failures", "members", "lists"])
+def test_all_that_a_transfer_brings_is_counted(more: dict[str, Any]) -> None:
+    box = mailbox()
+    transfer, tensors = kibibytes(1, 1)
+    box.put(box.begin("a"), msgspec.structs.replace(transfer, **more), [] if "item" in more else tensors)
+    assert box.held_bytes > 500_000
 
 
 @pytest.mark.parametrize("note", [b"\x00", b"\x91\xa1x", b"\xff" * 16])

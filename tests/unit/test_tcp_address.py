@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from djinn_lib_service.urls import url_of
 from djinn_transport_tcp.address import MAX_PATH_BYTES, parse_address, parse_path
-from djinn_transport_tcp.greeting import Wish, hello
+from djinn_transport_tcp.greeting import check_token
 
 from djinn.errors import ConfigurationError
 
@@ -51,4 +51,4 @@ def test_paths_that_make_no_sense(address: str) -> None:
 
 def test_a_token_that_is_no_text_is_said() -> None:
     with pytest.raises(ConfigurationError, match="token is no text"):
-        hello("\udcff", "", "", "", Wish())
+        check_token("\udcff")

@@ -8,14 +8,18 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from djinn_authenticator_tokens.tokens import TokenFile, default_path
 from djinn_cli.app import main
 from djinn_lib_server.limits import Limits
+from djinn_server.grants import Grants
+from djinn_server.tickets import VALID_S
 from support.processes.warm import run_djinn
 
-from djinn.errors import ConfigurationError
+from djinn.errors import ConfigurationError, TokenEndedError
+from djinn.wire.messages import Goodbye
 
 
 @pytest.fixture
@@ -160,3 +164,17 @@ def test_the_commands(file: TokenFile, capsys: pytest.CaptureFixture[str]) -> No
     assert run("revoke", "alice", *where)[0] == 0
     assert run("revoke", "alice", *where)[0] == 2
     assert run("list", *where)[1] == ""
+
+
+def test_a_worker_refuses_an_ended_token_only_as_long_as_tickets_last() -> None:
+    """Then the gateway alone decides: the clock may have been wrong, or the operator may have restored the token."""
+    now = [0.0]
+    grants = Grants(lambda: now[0])
+    channel: Any = type("Connection", (), {})()
+    for number in range(1000):
+        grants.end(b"%d" % number, Goodbye("DJ318", "It has ended."))
+        with pytest.raises(TokenEndedError):
+            grants.admit(channel, b"%d" % number)
+        now[0] += VALID_S / 10
+    grants.admit(channel, b"0")
+    assert len(grants._ended) <= 11
