@@ -12,6 +12,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_interceptor_device import origins
 from djinn_interceptor_device.copying import shallow_copy
+from djinn_interceptor_device.storage_references import OWN_ATTRIBUTES
 
 __all__ = ("install",)
 
@@ -31,14 +32,16 @@ def _from_numpy(array: Any) -> Any:
 
 
 def _make(cls: type, *args: Any, **kwargs: Any) -> Any:
-    """Create a parameter: ``type(parameter)(data, requires_grad=...)``, whatever device the data is on.
+    """Create a parameter of data on any device: ``type(parameter)(data, requires_grad=...)``.
+
+    Libraries also pass ``**parameter.__dict__``, which is empty in eager. djinn's own attributes are dropped.
 
     ``LazyTensor(operation="aten::add", inputs=[x, 1])`` records an operation instead.
     """
     if "operation" in kwargs:
         return origins.record(**kwargs)
     if (args and isinstance(args[0], torch.Tensor)) or isinstance(kwargs.get("data"), torch.Tensor):
-        return torch.nn.Parameter(*args, **kwargs)
+        return torch.nn.Parameter(*args, **{name: item for name, item in kwargs.items() if name not in OWN_ATTRIBUTES})
     return torch.Tensor.__new__(cls, *args, **kwargs)
 
 

@@ -37,9 +37,6 @@ _OF_METADATA = ("as_strided", "set_.source_Storage_storage_offset", "set_.source
 The kernel for all other operators is not called for tensors with the Python dispatch key, while that key is off.
 """
 
-_OWN = ("_value", "_is_param", storage_references.MARK)
-"""Attributes that a tensor has because it is lazy; all others are attached by the program."""
-
 _arrivals: set[int] = set()
 """Lazy tensors whose data is being assigned an ordinary tensor."""
 
@@ -96,7 +93,7 @@ def _detached(of: weakref.ref[LazyTensor], attached: dict[str, Any]) -> Any:
 
 
 def _attached(tensor: torch.Tensor) -> dict[str, Any]:
-    return {name: item for name, item in vars(tensor).items() if name not in _OWN}
+    return {name: item for name, item in vars(tensor).items() if name not in storage_references.OWN_ATTRIBUTES}
 
 
 def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -120,7 +117,7 @@ def move_home(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
         tensor.grad = None
         if is_adopted(tensor):
             function(tensor, local)
-            for name in _OWN:
+            for name in storage_references.OWN_ATTRIBUTES:
                 vars(tensor).pop(name, None)
             tensor.__class__ = type(made)
         elif tensor._use_count() > 1 or weakref.getweakrefs(tensor) or _is_profiled():

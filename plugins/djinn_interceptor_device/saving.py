@@ -28,7 +28,6 @@ from djinn_interceptor_device.subclasses import ordinary_class
 _without_functions = torch._C.DisableTorchFunctionSubclass
 _PRIORITY = 15
 """After ordinary CPU storages, before PyTorch's default for the device."""
-_OWN_ATTRIBUTES = ("_value", "_is_param", storage_references.MARK, "__tensor_flatten__", "__tensor_unflatten__")
 _PROTOCOL = 4
 _KEPT = frozenset("cuda is_cuda is_hpu is_shared is_sparse is_sparse_csr _fix_weakref".split())
 
@@ -248,7 +247,7 @@ def reduce(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with _without_functions():
         needs_gradient = tensor.requires_grad
     hooks: OrderedDict[int, Any] = OrderedDict()
-    state = {name: value for name, value in vars(tensor).items() if name not in _OWN_ATTRIBUTES}
+    state = {name: value for name, value in vars(tensor).items() if name not in storage_references.OWN_ATTRIBUTES}
     if getattr(tensor, "_is_param", False):
         held = (tensor.data, needs_gradient, hooks)
         if state:

@@ -20,6 +20,8 @@ from djinn.record.tensor import LazyTensor
 
 MARK = "_storage_mark"
 """Name of the attribute with a mark, in the tensors that were referred to."""
+OWN_ATTRIBUTES = ("_value", "_is_param", MARK, "__tensor_flatten__", "__tensor_unflatten__")
+"""Attributes that a tensor has because it is lazy; all others are attached by the program."""
 _ADDRESS_BITS = 64
 _marks: dict[int, weakref.ref[Any]] = {}
 _references: Counter[int] = Counter()

@@ -136,3 +136,7 @@ def test_the_class_of_a_parameter_makes_parameters_of_any_device(where: Any) -> 
         assert isinstance(made, nn.Parameter)
         assert (made.device, made.requires_grad) == (torch.device(where), needs_gradient)
     assert type(parameter)(torch.ones(2, device=where)).requires_grad
+    # accelerate and PEFT make empty parameters in this way, and other libraries quantized ones.
+    torch.multiprocessing.reductions.StorageWeakRef(parameter.untyped_storage())
+    made = type(parameter)(torch.ones(2, device=where), **vars(parameter), requires_grad=False)
+    assert (made.device, made.requires_grad) == (torch.device(where), False)
