@@ -750,19 +750,22 @@ def djinn_replace_server(plugins: Any, address: str, error: Exception) -> str | 
 
 
 @hookspec
-def djinn_wrap_backend(context: kinds.BackendContext) -> Callable[[kinds.OpenBackend], kinds.OpenBackend] | None:
+def djinn_wrap_backend(
+    context: kinds.BackendContext
+) -> kinds.Layer | Callable[[kinds.OpenBackend], kinds.OpenBackend] | None:
     """Wrap the backend of a session.
 
     Called:
-        Phase *composition*, once per session. All implementations run. The first in pluggy's order
-        (``@hookimpl(tryfirst=True)``) is the outermost wrapper.
+        Phase *composition*, once per session. All implementations run; `djinn.session.layers` has the order of djinn's
+        own layers.
 
     Args:
-        context: Settings, plugins, and what else a backend needs.
+        context: Settings, plugins, what the layers share, and what else a backend needs.
 
     Returns:
-        ``None`` to leave the backend alone. Otherwise a function that is given what opens the backend, and returns what
-        opens the wrapped one. A wrapper may open the inner backend again, on other connections.
+        ``None`` to leave the backend alone. Otherwise a `djinn.kinds.Layer`, with a function that is given what opens
+        the backend, and returns what opens the wrapped one, often a `djinn.kinds.BackendWrapper`. A layer may open the
+        inner backend again, on other connections. Plugins that `djinn.session.layers` lists return the function alone.
 
     Raises:
         Exception: Ends `djinn.init`, which raises it.
@@ -773,20 +776,23 @@ def djinn_wrap_backend(context: kinds.BackendContext) -> Callable[[kinds.OpenBac
 
 
 @hookspec
-def djinn_wrap_connection(context: kinds.BackendContext) -> Callable[[kinds.Connection], kinds.Connection] | None:
+def djinn_wrap_connection(
+    context: kinds.BackendContext
+) -> kinds.Layer | Callable[[kinds.Connection], kinds.Connection] | None:
     """Wrap the connections to a session's executors.
 
     Called:
-        Phase *composition*: whenever a backend is opened, also after a recovery. All implementations run. The first in
-        pluggy's order (``@hookimpl(tryfirst=True)``) is the outermost wrapper.
+        Phase *composition*: whenever a backend is opened, also after a recovery. All implementations run;
+        `djinn.session.layers` has the order of djinn's own layers.
 
     Args:
-        context: Settings, plugins, and what else a backend needs.
+        context: Settings, plugins, what the layers share, and what else a backend needs.
 
     Returns:
-        ``None`` to leave connections alone. Otherwise a function that is given each connection and returns what takes
-        its place: something with all that a `djinn.kinds.Connection` has, which passes on the optional methods that it
-        finds (`djinn_lib_service.wrapping.ConnectionWrapper` does).
+        ``None`` to leave connections alone. Otherwise a `djinn.kinds.Layer`, with a function that is given each
+        connection and returns what takes its place: something with all that a `djinn.kinds.Connection` has, which
+        passes on the optional methods that it finds (`djinn.kinds.ConnectionWrapper` does). Plugins that
+        `djinn.session.layers` lists return the function alone.
 
     Raises:
         Exception: Ends `djinn.init`, which raises it.

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import torch
-from djinn_lib_schedule.wrapping import unwrapped
-from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.errors import TransportError
+from djinn.kinds import ConnectionWrapper
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.connecting import connect
 from djinn.session.session import Session
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta

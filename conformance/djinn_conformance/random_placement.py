@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import torch
-from djinn_lib_schedule.placing import Placed, SupportsPlacement, ValueDirectory
+from djinn_lib_schedule.placing import Placed, SupportsPlacement, ValueDirectory, placing_of
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.ir.tape import Node
@@ -62,8 +62,8 @@ def scatter(session: Session, seed: int) -> SupportsPlacement:
     Raises:
         TypeError: The session has one executor.
     """
-    backend = session.backend
-    if not isinstance(backend, SupportsPlacement):
+    placing = placing_of(session.backend)
+    if placing is None:
         raise TypeError("One executor leaves no choice.")
-    backend.use(Scattered(len(backend.executors), seed))
-    return backend
+    placing.use(Scattered(len(session.backend.executors), seed))
+    return placing

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.placing import placing_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ def _opened(subject: Subject) -> Iterator[Session]:
     session = runtime.init(servers=["local://"] * _EXECUTORS, placement="automatic",
                            plugins=[f"backend={subject.registered.name}"])
     try:
-        if isinstance(session.backend, SupportsPlacement):
+        if placing_of(session.backend) is not None:
             scatter(session, 0)
         yield session
     finally:

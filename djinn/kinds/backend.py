@@ -11,6 +11,7 @@ import torch
 
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import Classifier
+from djinn.kinds.layer import SharedState
 from djinn.kinds.transport import Connection, Transport
 from djinn.wire.messages import Welcome
 
@@ -190,6 +191,9 @@ class PluginRegistry(Protocol):
     def all(self, kind: str) -> list[Any]:
         """Return all objects of a kind of which many are used."""
 
+    def layers(self, hook: str, **arguments: Any) -> Mapping[str, Callable[[Any], Any]]:
+        """Return the layers of a session; see `djinn.plugins.Plugins.layers`."""
+
     def transport_for(self, scheme: str) -> Transport:
         """Choose the transport for addresses of a scheme."""
 
@@ -220,11 +224,13 @@ class BackendContext:
     """Makes a cache of results, as the settings say."""
     arrange: Arrange | None
     """Gives the order of a new program's nodes; without it, programs run in the order in which they were recorded."""
+    shared: SharedState = attrs.field(factory=SharedState)
+    """What the layers share, by type: ``context.shared(MyState)`` gives the same object to all of them."""
 
     def wrapped(self, connections: Sequence[Connection]) -> Sequence[Connection]:
         """Let connections pass through what plugins wrap around them, see `djinn.hookspecs.djinn_wrap_connection`."""
-        for wrapper in reversed(self.plugins.hook.djinn_wrap_connection(context=self)):
-            connections = list(map(wrapper, connections))
+        for wrap in reversed([*self.plugins.layers("djinn_wrap_connection", context=self).values()]):
+            connections = list(map(wrap, connections))
         return connections
 
 

@@ -24,6 +24,7 @@ from djinn.kinds.backend import Backend, BackendContext, OpenBackend, PluginRegi
 from djinn.kinds.cache import SubmissionCache
 from djinn.kinds.classifier import SupportsPhase
 from djinn.kinds.interop import HostInterop
+from djinn.kinds.layer import SharedState
 from djinn.record.call_plans import Binding, CallPlan, Planner, change_metadata
 from djinn.record.dispatcher import dispatcher
 from djinn.record.recorder import Recorder
@@ -63,6 +64,8 @@ class Session:
         self.released: deque[int] = deque()
         self.specs = SpecTable()
         self.closed = False
+        self.shared = SharedState()
+        """What the layers of the backend share, by type; see `djinn.kinds.backend.BackendContext.shared`."""
         self.switches: tuple[tuple[str, str], ...] = ()
         """PyTorch's process-wide switches that operations are recorded under; see `djinn.ir.program.Template`."""
         self.flush_every = self._usual_flush_every = min(connection.flush_every for connection in connections)
@@ -96,10 +99,10 @@ class Session:
                 hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
             settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, plugins), self.open_cache, arrange)
+            partial(connect, plugins), self.open_cache, arrange, self.shared)
         opens: OpenBackend = partial(_open_backend, context)
-        for wrapper in reversed(plugins.hook.djinn_wrap_backend(context=context)):
-            opens = wrapper(opens)
+        for wrapped in reversed([*plugins.layers("djinn_wrap_backend", context=context).values()]):
+            opens = wrapped(opens)
         return opens
 
     def open_cache(self) -> SubmissionCache:

@@ -36,9 +36,9 @@ def djinn_check_settings(settings: Settings) -> None:
                                  "computed again.", hint="Leave out either name or recovery and local_fallback.")
 
 
-@hookimpl(trylast=True)
+@hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend if the settings ask for recovery; innermost, since it opens backends again."""
+    """Wrap the backend if the settings ask for recovery."""
     if not context.settings(RecoverySettings).is_on(context.settings(Config).addresses):
         return None
     from djinn_backend_replay.factory import open_recovering

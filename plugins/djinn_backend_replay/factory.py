@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 
 import torch
-from djinn_lib_schedule.placing import SupportsPlacement
 from djinn_lib_schedule.settings import PlacementSettings
 
 from djinn.ir.tape import Tape
@@ -14,7 +13,7 @@ from djinn.kinds import Backend, BackendContext, Connection, OpenBackend
 from djinn.settings import Config
 from djinn_backend_replay.metering import MeteredConnection
 from djinn_backend_replay.reconnecting import HERE, Reconnector
-from djinn_backend_replay.recovering import PlacingRecovering, Recovering
+from djinn_backend_replay.recovering import Recovering
 from djinn_backend_replay.replaying import ReplayTarget
 from djinn_backend_replay.settings import RecoverySettings
 
@@ -47,9 +46,8 @@ def open_recovering(
     meters = list(map(MeteredConnection, connections))
     hands = make(meters)
     devices = _devices_of(hands.backend, context.device)
-    kind = PlacingRecovering if isinstance(hands.backend, SupportsPlacement) else Recovering
-    return kind(make, meters, hands, reconnector, tape, released, context.numbers, devices, settings.recovery_bytes,
-                settings.recovery_budget_s)
+    return Recovering(make, meters, hands, reconnector, tape, released, context.numbers, devices,
+                      settings.recovery_bytes, settings.recovery_budget_s)
 
 
 def _devices_of(backend: Backend, first: torch.device) -> list[torch.device | None]:

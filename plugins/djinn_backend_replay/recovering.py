@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, thread_time
 from typing import Any, TypeVar
 
 import torch
-from djinn_lib_schedule.placing import Placement, SupportsJoining, SupportsPlacement
-from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
+from djinn_lib_schedule.placing import SupportsJoining, placing_of
 
 from djinn import errors
 from djinn.errors import DjinnError, PeerError, SessionClosedError, TokenEndedError, TransportError
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape, without_dead
 from djinn.ir.value import Slot
-from djinn.kinds import Connection, RemoteExecutor, SubmissionCache
+from djinn.kinds import Backend, Connection, RemoteExecutor, SubmissionCache
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_backend_replay.checkpointing import BYTES_PER_S, Checkpointer
 from djinn_backend_replay.checkpoints import plan
 from djinn_backend_replay.journal import MAX_NODES, Journal
 from djinn_backend_replay.losses import LostValues
 from djinn_backend_replay.metering import MeteredConnection
+from djinn_backend_replay.placement import RecoveringPlacement
 from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.renumbering import repeated
 from djinn_backend_replay.replaying import Replay, ReplayTarget
@@ -97,6 +97,13 @@ class Recovering:
         """How long programs had run at the last measurement."""
         self._unheard: deque[Exception] = deque()
         """Failures that occurred while only this layer waited for an answer."""
+        self.placing = None if placing_of(hands.backend) is None else RecoveringPlacement(lambda: self._hands.backend)
+        """What lets others say which executor runs what; ``None`` with one executor."""
+
+    @property
+    def plain(self) -> Backend:
+        """The backend that does the work now."""
+        return self._hands.backend
 
     @property
     def address(self) -> str:
@@ -207,6 +214,7 @@ class Recovering:
             "journal_nodes": self.journal.node_count,
             "journal_bytes": self.journal.size_bytes,
             "journal_ms": round(1000 * self.journal.replay_s),
+            **({} if self.placing is None else {"servers_returned": self._counts["servers_returned"]}),
         }
 
     def _take(self, wanted: Sequence[Slot] | None) -> None:
@@ -255,6 +263,7 @@ class Recovering:
 
     def _asked(self, slots: Sequence[Slot], ask: Callable[[ReplayTarget], _T]) -> _T:
         """Request an answer, and recover as often as necessary to get it."""
+        self._let_return()
         self._checkpointer.handed_over()
         if self._unheard:
             raise self._unheard.popleft()
@@ -278,6 +287,22 @@ class Recovering:
             else:
                 self._answered(asked)
                 return answer
+
+    def _let_return(self) -> None:
+        """Let a server take part again that is back."""
+        returning, backend = self._reconnector.returning, self._hands.backend
+        if returning.is_due and self._is_alive and isinstance(backend, SupportsJoining) and backend.may_grow:
+            address = returning.look(partial(self._take_again, backend))
+            if address:
+                self._counts["servers_returned"] += 1
+                log.warning("%s is back, and takes part in new work", address)
+
+    def _take_again(self, backend: SupportsJoining, connection: Connection) -> None:
+        if not self._settle():
+            raise TransportError("Another server died meanwhile.")
+        meter = MeteredConnection(connection)
+        backend.add(meter)
+        self._meters = [*self._meters, meter]
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
@@ -355,7 +380,9 @@ class Recovering:
         self.journal.compact()
         try:
             meters = list(map(MeteredConnection, connections))
-            hands = self._open(meters)
+            hands = self._make(meters)
+            if self.placing is not None:
+                self.placing.pin_again(hands.backend)
             replay = Replay(self.journal, hands)
             log.warning("going on at %s: %d operations are carried out again", hands.backend.address,
                         self.journal.node_count)
@@ -379,10 +406,6 @@ class Recovering:
         log.warning("recovered at %s: connected after %.2f s, %d operations and %s bytes again in %.2f s%s",
                     self.address, connected_s, replay.nodes, f"{replay.size_bytes:,}", replayed_s,
                     f"; {len(replay.losses)} values are lost" if replay.losses else "")
-
-    def _open(self, meters: Sequence[MeteredConnection]) -> ReplayTarget:
-        """Open another backend."""
-        return self._make(meters)
 
     def _maintain(self) -> None:
         """Measure how long work takes, and make a checkpoint, if either is due.
@@ -442,68 +465,6 @@ class Recovering:
         found = plan(journal, costs, BYTES_PER_S)
         if found.left_bytes <= journal.limit_bytes:
             self._checkpointer.fetch(self._hands, found)
-
-
-class PlacingRecovering(Recovering):
-    """Recovers a backend with several executors; a `djinn_lib_schedule.placing.SupportsPlacement`."""
-
-    _pinned: int | None = None
-
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor, also after a recovery; ``None``: wherever the placement wants it."""
-        self._pinned = executor
-        self._placing(self._hands).pin(executor)
-
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Use new measurements of an executor, of those that there are now."""
-        self._placing(self._hands).learn(executor, profile, home_link, links)
-
-    @property
-    def placement(self) -> Placement:
-        """What decides now where operations run."""
-        return self._placing(self._hands).placement
-
-    def use(self, placement: Placement) -> None:
-        """Let another placement decide, until the servers change."""
-        self._placing(self._hands).use(placement)
-
-    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler."""
-        return self._placing(self._hands).devices(values)
-
-    def stats(self) -> dict[str, int]:
-        """Return the counters."""
-        return {**super().stats(), "servers_returned": self._counts["servers_returned"]}
-
-    def _asked(self, slots: Sequence[Slot], ask: Callable[[ReplayTarget], _T]) -> _T:
-        """Request an answer; before, let a server take part again that is back."""
-        returning, backend = self._reconnector.returning, self._hands.backend
-        if returning.is_due and self._is_alive and isinstance(backend, SupportsJoining) and backend.may_grow:
-            address = returning.look(partial(self._take_again, backend))
-            if address:
-                self._counts["servers_returned"] += 1
-                log.warning("%s is back, and takes part in new work", address)
-        return super()._asked(slots, ask)
-
-    def _take_again(self, backend: SupportsJoining, connection: Connection) -> None:
-        if not self._settle():
-            raise TransportError("Another server died meanwhile.")
-        meter = MeteredConnection(connection)
-        backend.add(meter)
-        self._meters = [*self._meters, meter]
-
-    @staticmethod
-    def _placing(hands: ReplayTarget) -> SupportsPlacement:
-        backend = hands.backend
-        assert isinstance(backend, SupportsPlacement)
-        return backend
-
-    def _open(self, meters: Sequence[MeteredConnection]) -> ReplayTarget:
-        hands = super()._open(meters)
-        if self._pinned is not None:
-            self._placing(hands).pin(min(self._pinned, len(hands.backend.executors) - 1))
-        return hands
 
 
 def _add(hands: ReplayTarget, nodes: Sequence[Node], gone: Sequence[int]) -> None:

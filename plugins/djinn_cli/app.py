@@ -112,8 +112,14 @@ def _add_plugins(
     app: typer.Typer, selection: PluginSelection, commands: Sequence[Registered], problems: Sequence[DjinnError]
 ) -> None:
     @app.command("plugins")
-    def list_plugins(as_json: JsonOption = False) -> None:
+    def list_plugins(
+        as_json: JsonOption = False,
+        layers: Annotated[bool, typer.Option("--layers", help="List the layers of a session, in their order.")] = False,
+    ) -> None:
         """List the active plugins, their distributions, and the plugins that they replace."""
+        if layers:
+            _print_layers(as_json=as_json)
+            return
         plugins, found = _complete(selection, problems)
         rows = rows_of(plugins, commands)
         if as_json:
@@ -127,6 +133,18 @@ def _add_plugins(
                 print(f"djinn: {problem}", file=sys.stderr)
         if found:
             raise typer.Exit(1)
+
+
+def _print_layers(*, as_json: bool) -> None:
+    import djinn
+    from djinn_cli.session_layers import layers_of
+
+    rows = layers_of(djinn.init())
+    djinn.shutdown()
+    if as_json:
+        _print_json({"layers": rows})
+    else:
+        _print_lines([attrs.astuple(row) for row in rows])
 
 
 def _add_settings(app: typer.Typer, plugins: Plugins, environ: Mapping[str, str]) -> None:

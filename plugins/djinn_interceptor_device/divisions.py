@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from djinn_lib_schedule.wrapping import BackendWrapper
 
+from djinn.kinds import BackendWrapper
 from djinn.kinds.interceptor import Handler
 from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device.overlaps import ask, record_writing

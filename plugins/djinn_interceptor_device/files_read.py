@@ -45,7 +45,7 @@ def stored(session: Session, tensor: torch.Tensor, device: torch.device | None) 
         return None
     # Most programs need neither.
     from djinn_lib_models import moved_weights
-    from djinn_lib_trace.waits import ledger_of
+    from djinn_lib_trace.waits import WaitLedger
 
-    with ledger_of(session.tape).asking():
+    with session.shared(WaitLedger).asking():
         return moved_weights.stored(session, tensor, devices.checked_device(device))

@@ -24,13 +24,13 @@ def djinn_add_settings(settings: Declarations) -> None:
     settings.add(KnownValueSettings)
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; outside of recovery, which repeats requests."""
+    """Wrap the backend unless the settings say otherwise."""
     limit_bytes = context.settings(KnownValueSettings).known_value_bytes
     if not limit_bytes:
         return None
     from djinn_known_values.backend import open_knowing
 
     takes_reals = context.settings(PlacementSettings).placement == "cost"
-    return lambda opens: partial(open_knowing, opens, context.classifier, limit_bytes, takes_reals)
+    return lambda opens: partial(open_knowing, opens, context, limit_bytes, takes_reals)

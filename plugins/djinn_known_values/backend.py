@@ -8,15 +8,13 @@ from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import torch
-from djinn_lib_schedule.placing import SupportsPlacement
-from djinn_lib_schedule.wishes import wishes_of
-from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
+from djinn_lib_schedule.wishes import Wishes
 
 from djinn.ir.program import ProgramLayout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature, Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Classifier, Connection, OpenBackend, SubmissionCache
+from djinn.kinds import Backend, BackendContext, BackendWrapper, Connection, OpenBackend, SubmissionCache
 from djinn.kinds.classifier import SupportsEffects
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_known_values.answers import RememberedAnswers
@@ -62,6 +60,7 @@ class KnowingBackend(BackendWrapper):
         plain: The backend that does the work.
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
+        wishes: What the session's layers would like to have.
         hides: Says whether an operator may have effects that its schema does not declare; ``None`` if nobody can say.
         limit_bytes: Size of the largest integer value that is kept.
         takes_reals: Whether real numbers are followed, too, as long as all executors compute as this process does.
@@ -74,7 +73,7 @@ class KnowingBackend(BackendWrapper):
         session.known_exact
     """
 
-    def __init__(self, plain: Backend, tape: Tape, released: deque[int],
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int], wishes: Wishes,
                  hides: Callable[[torch._ops.OpOverload], bool] | None, limit_bytes: int,
                  *, takes_reals: bool = False) -> None:
         super().__init__(plain)
@@ -84,7 +83,7 @@ class KnowingBackend(BackendWrapper):
         self._limit_bytes = limit_bytes
         self._known = KnownValues(limit_bytes)
         self._answers = RememberedAnswers(self._rule, is_on=hides is not None)
-        self._wishes = wishes_of(tape)
+        self._wishes = wishes
         self._companions = Companions(self._known, self._wishes)
         self._may_take_reals = takes_reals
         self._takes_reals = False
@@ -345,17 +344,13 @@ class KnowingBackend(BackendWrapper):
         self._answers.forget()
 
 
-class PlacingKnowingBackend(KnowingBackend, PlacingWrapper):
-    """The same for several executors."""
-
-
-def open_knowing(opens: OpenBackend, classifier: Classifier, limit_bytes: int, takes_reals: bool,
+def open_knowing(opens: OpenBackend, context: BackendContext, limit_bytes: int, takes_reals: bool,
                  connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
-    plain = opens(connections, tape, released)
-    kind = PlacingKnowingBackend if isinstance(plain, SupportsPlacement) else KnowingBackend
+    classifier = context.classifier
     hides = classifier.hides_effects if isinstance(classifier, SupportsEffects) else None
-    return kind(plain, tape, released, hides, limit_bytes, takes_reals=takes_reals)
+    return KnowingBackend(opens(connections, tape, released), tape, released, context.shared(Wishes), hides,
+                          limit_bytes, takes_reals=takes_reals)
 
 
 def _layouts(specs: Sequence[TensorSpec | None]) -> tuple[Any, ...]:

@@ -9,14 +9,26 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from djinn.kinds import BackendContext, OpenBackend
+    from djinn.kinds import BackendContext, Connection, OpenBackend
 
-__all__ = ("djinn_wrap_backend",)
+__all__ = ("djinn_wrap_backend", "djinn_wrap_connection")
 
 
 @hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend]:
-    """Wrap the backend and its connections; outside of recovery, which opens backends again."""
+    """Fetch what has not arrived when the session ends."""
+    from djinn_lib_later.outstanding import OutstandingValues
+
     from djinn_later.backend import open_later
 
-    return lambda opens: partial(open_later, opens)
+    return lambda opens: partial(open_later, opens, context.shared(OutstandingValues))
+
+
+@hookimpl
+def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection]:
+    """Let connections bring values while the client continues."""
+    from djinn_lib_later.outstanding import OutstandingValues
+
+    from djinn_later.backend import wrap_connection
+
+    return partial(wrap_connection, context.shared(OutstandingValues))

@@ -9,21 +9,19 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from djinn_lib_later.outstanding import OutstandingValue, OutstandingValues, open_outstanding
+from djinn_lib_later.outstanding import OutstandingValue, OutstandingValues
 from djinn_lib_later.waiting import fetch_outstanding
-from djinn_lib_schedule.placing import SupportsPlacement
-from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper, unwrapped
 from djinn_lib_service.kinds.transport import SupportsLaterValues
-from djinn_lib_service.wrapping import ConnectionWrapper
 
 from djinn.errors import SessionClosedError, TransportError
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Connection, OpenBackend
+from djinn.kinds import Backend, Connection, ConnectionWrapper, OpenBackend
+from djinn.kinds.backend_wrapper import BackendWrapper, unwrapped
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import Batch, Poisoned, Result, TensorHeader
 
-__all__ = ("LaterBackend", "LaterConnection", "open_later")
+__all__ = ("LaterBackend", "LaterConnection", "open_later", "wrap_connection")
 
 _log = logging.getLogger("djinn.later")
 _T = TypeVar("_T")
@@ -34,13 +32,11 @@ class LaterConnection(ConnectionWrapper):
 
     Args:
         plain: The wrapped connection.
-        tape: The session's tape.
         outstanding: The values.
     """
 
-    def __init__(self, plain: Connection, tape: Tape, outstanding: OutstandingValues) -> None:
+    def __init__(self, plain: Connection, outstanding: OutstandingValues) -> None:
         super().__init__(plain)
-        self._tape = tape
         self._outstanding = outstanding
         self._is_waiting = False
 
@@ -64,7 +60,7 @@ class LaterConnection(ConnectionWrapper):
 
     def _asking(self, batch: Batch) -> Batch:
         outstanding = self._outstanding
-        chosen = outstanding.choose(self._tape) if outstanding.wanted and outstanding.is_asking else ()
+        chosen = outstanding.choose() if outstanding.wanted and outstanding.is_asking else ()
         if not chosen:
             return batch
         self._is_waiting = True
@@ -164,19 +160,19 @@ class LaterBackend(BackendWrapper):
                          self._outstanding.unheard)
 
 
-class PlacingLaterBackend(LaterBackend, PlacingWrapper):
-    """The same for several executors."""
+def wrap_connection(outstanding: OutstandingValues, plain: Connection) -> Connection:
+    """Wrap a connection that can bring values while the client continues."""
+    if not isinstance(plain, SupportsLaterValues) or plain.later_values() is None:
+        return plain
+    outstanding.carrier = LaterConnection(plain, outstanding)
+    return outstanding.carrier
 
 
-def open_later(opens: OpenBackend, connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Backend:
-    """Open a backend on wrapped connections, and wrap it."""
-    outstanding = open_outstanding(tape)
-    can_ask = len(connections) == 1 and isinstance(connections[0], SupportsLaterValues) and (
-        connections[0].later_values() is not None)
-    asking = LaterConnection(connections[0], tape, outstanding)
-    plain = opens([asking] if can_ask else connections, tape, released)
+def open_later(opens: OpenBackend, outstanding: OutstandingValues, connections: Sequence[Connection], tape: Tape,
+               released: deque[int]) -> Backend:
+    """Open a backend, and wrap it."""
+    outstanding.has_layer, outstanding.tape = True, tape
+    plain = opens(connections, tape, released)
     # Recovery numbers values anew, and needs to see all requests.
-    if can_ask and isinstance(unwrapped(plain), SingleBackend):
-        outstanding.is_asking, outstanding.ask, outstanding.take_arrived = True, asking.ask, asking.take_arrived
-    kind = PlacingLaterBackend if isinstance(plain, SupportsPlacement) else LaterBackend
-    return kind(plain, outstanding)
+    outstanding.is_asking = outstanding.carrier is not None and isinstance(unwrapped(plain), SingleBackend)
+    return LaterBackend(plain, outstanding)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Protocol
-from weakref import WeakKeyDictionary
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,7 +12,10 @@ from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
 
-__all__ = ("OutstandingValue", "OutstandingValues", "open_outstanding", "outstanding_of")
+if TYPE_CHECKING:
+    from djinn.session.session import Session
+
+__all__ = ("OutstandingValue", "OutstandingValues", "ValueCarrier", "outstanding_of")
 
 MAX_ASKED = 256
 """Most values that are in flight at once."""
@@ -40,13 +42,26 @@ class OutstandingValue(Protocol):
         """Take the reason why it will never arrive."""
 
 
+class ValueCarrier(Protocol):
+    """A connection that brings values while the client continues."""
+
+    def ask(self) -> None:
+        """Ask for the wanted values."""
+
+    def take_arrived(self) -> None:
+        """Take the values that have arrived."""
+
+
 class OutstandingValues:
     """The values of one session.
 
     Attributes:
         wanted: Those that have not been asked for.
+        has_layer: Whether the plugin is on.
         is_asking: Whether they are fetched while the client continues; if not, somebody has to wait for them.
         unheard: A failure that occurred while only a log waited.
+        carrier: The connection that brings them, if it can.
+        tape: The session's tape.
         fetched: How many arrived while the client continued.
 
     Concurrency:
@@ -55,12 +70,12 @@ class OutstandingValues:
 
     def __init__(self) -> None:
         self.wanted: deque[OutstandingValue] = deque()
+        self.has_layer = False
         self.is_asking = False
         self.unheard: Exception | None = None
         self.fetched = 0
-        self.take_arrived: Callable[[], None] = _nothing
-        self.ask: Callable[[], None] = _nothing
-        """Asks for the wanted values; to be called when everything recorded has been sent."""
+        self.carrier: ValueCarrier | None = None
+        self.tape: Tape | None = None
         self._asked: dict[int, OutstandingValue] = {}
         self._asked_bytes = 0
         self._refused: list[OutstandingValue] = []
@@ -79,9 +94,20 @@ class OutstandingValues:
         """Those that somebody has to wait for."""
         return tuple(self._refused if self.is_asking else self)
 
-    def choose(self, tape: Tape) -> list[OutstandingValue]:
+    def ask(self) -> None:
+        """Ask for the wanted values; to be called when everything recorded has been sent."""
+        if self.carrier is not None:
+            self.carrier.ask()
+
+    def take_arrived(self) -> None:
+        """Take the values that have arrived."""
+        if self.carrier is not None:
+            self.carrier.take_arrived()
+
+    def choose(self) -> list[OutstandingValue]:
         """Take the values that can be asked for now, since the operations that make them are or have been sent."""
-        pending = {slot.number for node in tuple(tape.nodes) for slot in node.outputs}
+        assert self.tape is not None
+        pending = {slot.number for node in tuple(self.tape.nodes) for slot in node.outputs}
         chosen: list[OutstandingValue] = []
         for _ in range(len(self.wanted)):
             value = self.wanted.popleft()
@@ -124,18 +150,7 @@ class OutstandingValues:
         self._asked_bytes = 0
 
 
-_of_sessions: WeakKeyDictionary[Tape, OutstandingValues] = WeakKeyDictionary()
-
-
-def open_outstanding(tape: Tape) -> OutstandingValues:
-    """Begin with the values of a session, which its tape identifies."""
-    return _of_sessions.setdefault(tape, OutstandingValues())
-
-
-def outstanding_of(tape: Tape) -> OutstandingValues | None:
-    """Return the values of a session; ``None`` if the session was opened without this plugin."""
-    return _of_sessions.get(tape)
-
-
-def _nothing() -> None:
-    pass
+def outstanding_of(session: Session) -> OutstandingValues | None:
+    """Return the values of a session; ``None`` if the session was opened without the plugin."""
+    found = session.shared(OutstandingValues)
+    return found if found.has_layer else None

@@ -191,7 +191,7 @@ def later(tensor: torch.Tensor) -> LaterValue:
             return LaterValue(tensor.detach().to("cpu", copy=True))
         session = runtime.current()
         session.check_owner(tensor)
-        outstanding = outstanding_of(session.tape)
+        outstanding = outstanding_of(session)
         if outstanding is None:
             raise ConfigurationError("The plugin djinn-later is switched off.",
                                      hint="Switch it on, or read values with .item().")
@@ -208,7 +208,7 @@ def look(session: Session, *, flushes: bool) -> None:
         session: The session.
         flushes: Whether to send everything pending, so that all values will arrive.
     """
-    outstanding = outstanding_of(session.tape)
+    outstanding = outstanding_of(session)
     if outstanding is None or session.closed or getattr(session.lock, "is_elsewhere", False):
         return
     with session.lock:
@@ -222,7 +222,7 @@ def look(session: Session, *, flushes: bool) -> None:
 
 def wait_for(session: Session, values: Sequence[LaterValue]) -> None:
     """Wait for values on behalf of nobody, and send everything pending for them."""
-    outstanding = outstanding_of(session.tape)
+    outstanding = outstanding_of(session)
     if outstanding is not None:
         with session.lock:
             left = [value for value in values if value.session is session]
@@ -231,7 +231,7 @@ def wait_for(session: Session, values: Sequence[LaterValue]) -> None:
 
 def fail(session: Session, values: Sequence[LaterValue], error: Exception) -> None:
     """Let values of a session fail that cannot be fetched."""
-    outstanding = outstanding_of(session.tape)
+    outstanding = outstanding_of(session)
     if outstanding is not None:
         with session.lock:
             for value in values:
@@ -247,7 +247,7 @@ def wait_for_refused(session: Session, *, whole: bool) -> None:
         session: The session.
         whole: Whether to send everything pending; without that, only values that have been computed are waited for.
     """
-    outstanding = outstanding_of(session.tape)
+    outstanding = outstanding_of(session)
     if outstanding is None or not outstanding.refused or getattr(session.lock, "is_elsewhere", False):
         return
     with session.lock:

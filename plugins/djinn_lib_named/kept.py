@@ -11,7 +11,6 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.named_values import (
     KeptTensor,
     KeptValue,
@@ -24,6 +23,7 @@ from djinn_lib_service.struct_tensors import decoded
 
 from djinn.errors import ConfigurationError, LimitError, RefusedError, StateLostError
 from djinn.ir.value import Slot, Value
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.record.devices import logical_device
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session import runtime

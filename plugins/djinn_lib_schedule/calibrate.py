@@ -19,7 +19,7 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_lib_schedule import profiles as kept
 from djinn_lib_schedule.fitting import Measured, MeasuredCall, fit
-from djinn_lib_schedule.placing import SupportsPlacement, pinned
+from djinn_lib_schedule.placing import pinned, placing_of
 from djinn_lib_schedule.profiles import Calibration
 from djinn_lib_schedule.schedule import LinkProfile
 from djinn_lib_schedule.workloads import Workload
@@ -77,8 +77,9 @@ def calibrate(executor: int = 0, *, seconds: float = 10.0, save: bool = True) ->
     found = Calibration(kept.identity_of(remote), profile, down, up, perf_counter() - began,
                         tuple(f"{name}: {why}" for name, why in trials.skipped.items()))
     kept.use_calibration(session, found)
-    if isinstance(session.backend, SupportsPlacement):
-        session.backend.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
+    placing = placing_of(session.backend)
+    if placing is not None:
+        placing.learn(executor, found.profile, found.home_link, _peer_links(session, executor))
     if save:
         kept.save(found)
     return found

@@ -25,7 +25,7 @@ from djinn.wire.tensors import dtype_named
 from djinn_lib_schedule.check import check_schedule
 from djinn_lib_schedule.inputs import Inputs, arrived, bind, laid_out_as, outside_values, returned_of
 from djinn_lib_schedule.lazy_tuple import LazyResult, LazyTuple
-from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirectory
+from djinn_lib_schedule.placing import Placement, SupportsPlacement, ValueDirectory, placing_of
 from djinn_lib_schedule.results import last_results
 from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile
 
@@ -184,11 +184,10 @@ class ScheduledRun:
         Args:
             between: Called after each node with its position in the schedule's order.
         """
-        session = self.session
-        backend = session.backend
-        if not isinstance(backend, SupportsPlacement):
+        placing = placing_of(self.session.backend)
+        if placing is None:
             return self._recorded(between, lambda device: None)
-        with placed_by_schedule(session, backend) as use:
+        with placed_by_schedule(self.session, placing) as use:
             return self._recorded(between, use)
 
     def _recorded(self, between: Callable[[int], None] | None, use: Callable[[int], None]) -> Any:

@@ -97,8 +97,8 @@ class GrowingPlacement(Placement, Protocol):
 
 
 @runtime_checkable
-class SupportsPlacement(Backend, Protocol):
-    """A backend with several executors, of which something else may say which runs what."""
+class SupportsPlacement(Protocol):
+    """Lets something else than a backend with several executors say which of them runs what."""
 
     def pin(self, executor: int | None) -> None:
         """Let everything run on one executor; ``None``: wherever the placement wants it."""
@@ -139,21 +139,27 @@ class SupportsJoining(Protocol):
         """
 
 
+def placing_of(backend: Backend) -> SupportsPlacement | None:
+    """Return what lets others say which executor runs what; ``None`` if the session has one executor."""
+    found = getattr(backend, "placing", backend)
+    return found if isinstance(found, SupportsPlacement) else None
+
+
 @contextmanager
 def pinned(session: Session, executor: int) -> Iterator[torch.device]:
     """Let everything run on one executor for the length of a block, and give the device that stands for it.
 
     Where the user chooses among devices, that device has to be named in the block.
     """
-    backend = session.backend
+    placing = placing_of(session.backend)
     with session.lock:
         session.flush()
-        if isinstance(backend, SupportsPlacement):
-            backend.pin(executor)
+        if placing is not None:
+            placing.pin(executor)
         try:
             index = executor if session.backend.device_count > 1 else session.device.index
             yield torch.device(session.device.type, index)
             session.flush()
         finally:
-            if isinstance(backend, SupportsPlacement):
-                backend.pin(None)
+            if placing is not None:
+                placing.pin(None)

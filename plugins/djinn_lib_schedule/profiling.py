@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.spans import ServerClock, connections_through
 
+from djinn.kinds import ConnectionWrapper
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Result, RunDelta, Send, Timing
 from djinn.wire.messages import Run as RunCommand

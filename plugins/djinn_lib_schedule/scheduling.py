@@ -26,7 +26,7 @@ from djinn_lib_schedule.costs import CostModel, CostWeights, weighted
 from djinn_lib_schedule.inputs import alive_values, outside_values
 from djinn_lib_schedule.kinds import GraphScheduler
 from djinn_lib_schedule.liveness import MemoryEstimator
-from djinn_lib_schedule.placing import SupportsPlacement
+from djinn_lib_schedule.placing import placing_of
 from djinn_lib_schedule.profiles import calibration_of
 from djinn_lib_schedule.results import held_results
 from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan
@@ -123,7 +123,8 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
     """
     held = {} if graph is None else alive_values(session, outside_values(graph))
     backend = session.backend
-    if not isinstance(backend, SupportsPlacement):
+    placing = placing_of(backend)
+    if placing is None:
         sizes = {tensor._value.slot.storage: tensor._value.spec.reach_bytes for tensor in held.values()}
         known, welcome = calibration_of(session), backend.welcome
         with session.lock:
@@ -136,7 +137,7 @@ def devices_of(session: Session, graph: Graph | None = None) -> list[DeviceInfo]
         return [DeviceInfo(f"{session.device.type}:{index}") for index in range(session.backend.device_count)]
     with session.lock:
         session.flush()
-        return backend.devices([int(value[1:]) for value in held])
+        return placing.devices([int(value[1:]) for value in held])
 
 
 def _device_infos(devices: Devices, graph: Graph) -> list[DeviceInfo]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import attrs
 
-from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
 
-__all__ = ("Wishes", "wishes_of")
+__all__ = ("Wishes",)
 
 
 @attrs.define(eq=False)
@@ -54,11 +52,3 @@ class Wishes:
         """Return the values that were freed since the last time."""
         freed, self.freed = self.freed or [], []
         return freed
-
-
-_wishes: WeakKeyDictionary[Tape, Wishes] = WeakKeyDictionary()
-
-
-def wishes_of(tape: Tape) -> Wishes:
-    """Return the wishes of a session, which its tape identifies."""
-    return _wishes.setdefault(tape, Wishes())

@@ -15,6 +15,7 @@ import torch
 from msgspec import Meta
 
 from djinn.errors import TransportError
+from djinn.kinds import ConnectionWrapper
 from djinn.wire.messages import (
     DIGEST_BYTES,
     DIGESTS_HANDLE,
@@ -32,7 +33,6 @@ from djinn.wire.messages import (
 from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.tensor_bytes import size_bytes
-from djinn_lib_service.wrapping import ConnectionWrapper
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection

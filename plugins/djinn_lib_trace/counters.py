@@ -36,7 +36,7 @@ def stats(by: str | None = None) -> Mapping[str, Any]:
     """
     session = runtime.current()
     if by == "line":
-        return waits.table_of(session.tape)
+        return session.shared(waits.WaitLedger).table()
     if by is not None:
         raise ConfigurationError(f"Counters cannot be grouped by {by!r}.", hint='Use djinn.stats(by="line").')
     baseline = _baselines.get(session, {})
@@ -47,4 +47,4 @@ def reset_stats() -> None:
     """Reset the counters to zero."""
     session = runtime.current()
     _baselines[session] = session.stats()
-    waits.reset(session.tape)
+    session.shared(waits.WaitLedger).reset()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import msgspec
-from djinn_lib_service.wrapping import ConnectionWrapper
 
+from djinn.kinds import ConnectionWrapper
 from djinn.kinds.transport import Connection
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Timing, Upload
 

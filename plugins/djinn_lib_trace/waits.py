@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from weakref import WeakKeyDictionary
 
 import attrs
 import torch
 
-from djinn.ir.tape import Tape
 from djinn_lib_trace.callers import is_own, program_frame
 
-__all__ = ("DjinnWarning", "Line", "LineWaits", "Traffic", "WaitLedger", "WaitTable", "is_installed", "ledger_of",
-           "reset", "table_of")
+__all__ = ("DjinnWarning", "Line", "LineWaits", "Traffic", "WaitLedger", "WaitTable", "is_installed")
 
 MAX_LINES = 10_000
 """Most lines that are counted; waits at further lines are counted together."""
@@ -134,24 +131,6 @@ class WaitLedger:
         """Count from zero; lines that were reported are not reported again."""
         self.traffic = None
         self._lines = {line: LineWaits(is_reported=True) for line, waits in self._lines.items() if waits.is_reported}
-
-
-_ledgers: WeakKeyDictionary[Tape, WaitLedger] = WeakKeyDictionary()
-
-
-def ledger_of(tape: Tape) -> WaitLedger:
-    """Return the ledger of a session, which its tape identifies."""
-    return _ledgers.setdefault(tape, WaitLedger())
-
-
-def table_of(tape: Tape) -> WaitTable:
-    """List a session's waits by line; empty if nothing counts them."""
-    return ledger_of(tape).table()
-
-
-def reset(tape: Tape) -> None:
-    """Count a session's waits from zero."""
-    ledger_of(tape).reset()
 
 
 @lru_cache(4096)

@@ -17,10 +17,12 @@ __all__ = ("djinn_session_closed", "djinn_session_started", "djinn_wrap_backend"
 
 @hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend]:
-    """Count the waits of the program; inside of everything that answers without waiting."""
+    """Count the waits of the program."""
+    from djinn_lib_trace.waits import WaitLedger
+
     from djinn_notices.backend import open_watched
 
-    return lambda opens: partial(open_watched, opens)
+    return lambda opens: partial(open_watched, opens, context.shared(WaitLedger))
 
 
 @hookimpl

@@ -10,14 +10,12 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
-from djinn_lib_schedule.placing import SupportsPlacement
-from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
 from djinn_lib_trace.callers import is_torch
-from djinn_lib_trace.waits import DjinnWarning, Line, LineWaits, Traffic, WaitLedger, is_installed, ledger_of
+from djinn_lib_trace.waits import DjinnWarning, Line, LineWaits, Traffic, WaitLedger, is_installed
 
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Connection, OpenBackend
+from djinn.kinds import Backend, BackendWrapper, Connection, OpenBackend
 
 __all__ = ("WatchedBackend", "open_watched")
 
@@ -36,15 +34,15 @@ class WatchedBackend(BackendWrapper):
 
     Args:
         plain: The backend that does the work.
-        tape: The session's tape, which identifies the session.
+        ledger: The session's account of waits.
 
     Concurrency:
         The caller holds the session's lock.
     """
 
-    def __init__(self, plain: Backend, tape: Tape) -> None:
+    def __init__(self, plain: Backend, ledger: WaitLedger) -> None:
         super().__init__(plain)
-        self._ledger = ledger_of(tape)
+        self._ledger = ledger
         self._movers: set[Line] = set()
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
@@ -117,15 +115,10 @@ class WatchedBackend(BackendWrapper):
                        'djinn.materialize(...) fetches many at once. djinn.stats(by="line") lists all waits.')
 
 
-class PlacingWatchedBackend(WatchedBackend, PlacingWrapper):
-    """The same for several executors."""
-
-
-def open_watched(opens: OpenBackend, connections: Sequence[Connection], tape: Tape, released: deque[int]) -> Backend:
+def open_watched(opens: OpenBackend, ledger: WaitLedger, connections: Sequence[Connection], tape: Tape,
+                 released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
-    plain = opens(connections, tape, released)
-    kind = PlacingWatchedBackend if isinstance(plain, SupportsPlacement) else WatchedBackend
-    return kind(plain, tape)
+    return WatchedBackend(opens(connections, tape, released), ledger)
 
 
 def _where(ledger: WaitLedger) -> tuple[Line, Line | None]:

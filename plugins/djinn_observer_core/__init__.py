@@ -25,9 +25,9 @@ def djinn_register_observers(register: Callable[[Observer], None]) -> None:
     register(CoreObserver())
 
 
-@hookimpl(trylast=True)
+@hookimpl
 def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection]:
-    """Count messages, innermost: as they are sent."""
+    """Count messages."""
     from djinn_observer_core.connection import CountedConnection
 
     return CountedConnection

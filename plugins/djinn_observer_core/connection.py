@@ -8,11 +8,11 @@ from time import perf_counter
 
 import torch
 from djinn_lib_service.failures import name_of
-from djinn_lib_service.wrapping import ConnectionWrapper
 from djinn_lib_trace.debugging import EXECUTION
 from djinn_lib_trace.totals import TOTALS
 
 from djinn.errors import OutOfMemoryError
+from djinn.kinds import ConnectionWrapper
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Upload, UploadByDigest
 
 __all__ = ("CountedConnection",)

@@ -24,10 +24,10 @@ def djinn_add_settings(settings: Declarations) -> None:
 
 @hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend] | None:
-    """Wrap the backend unless the settings say otherwise; inside of what answers without any executor."""
+    """Wrap the backend unless the settings say otherwise."""
     limit_bytes = context.settings(PrefetchSettings).prefetch_bytes
     if not limit_bytes:
         return None
     from djinn_prefetch.backend import open_prefetching
 
-    return lambda opens: partial(open_prefetching, opens, context.numbers, limit_bytes)
+    return lambda opens: partial(open_prefetching, opens, context, limit_bytes)

@@ -10,17 +10,15 @@ from typing import Any, TypeVar
 
 import attrs
 import torch
-from djinn_lib_schedule.placing import SupportsPlacement
-from djinn_lib_schedule.wishes import wishes_of
-from djinn_lib_schedule.wrapping import BackendWrapper, PlacingWrapper
+from djinn_lib_schedule.wishes import Wishes
 from djinn_lib_trace.callers import program_frame
-from djinn_lib_trace.waits import ledger_of
+from djinn_lib_trace.waits import WaitLedger
 
 from djinn.errors import DjinnError
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Connection, OpenBackend, SubmissionCache
+from djinn.kinds import Backend, BackendContext, BackendWrapper, Connection, OpenBackend, SubmissionCache
 from djinn.record.tensor import LazyTensor
 from djinn_prefetch.callers import ReadAhead, read_ahead
 from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of
@@ -55,7 +53,7 @@ class PrefetchingBackend(BackendWrapper):
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to; identifies the session's tensors.
         freed: Those of them that the wrapped backend may free.
-        numbers: Gives numbers to values.
+        context: What the session's layers share, and what gives numbers to values.
         limit_bytes: Size of the cache.
 
     Concurrency:
@@ -65,18 +63,18 @@ class PrefetchingBackend(BackendWrapper):
         session.prefetch_exact
     """
 
-    def __init__(self, plain: Backend, tape: Tape, released: deque[int], freed: deque[int], numbers: Iterator[int],
-                 limit_bytes: int) -> None:
+    def __init__(self, plain: Backend, tape: Tape, released: deque[int], freed: deque[int],
+                 context: BackendContext, limit_bytes: int) -> None:
         super().__init__(plain)
         self._tape = tape
         self._released = released
         self._freed = freed
         self._limit_bytes = limit_bytes
-        self._ledger = ledger_of(tape)
-        self._wishes = wishes_of(tape)
+        self._ledger = context.shared(WaitLedger)
+        self._wishes = context.shared(Wishes)
         self._cache = FetchedValues()
         self._history = History()
-        self._continuations = Continuations(numbers, self._history)
+        self._continuations = Continuations(context.numbers, self._history)
         self._foreseen = 0
         """Nodes on or off the tape that the program has not recorded."""
         self._followed = 0
@@ -383,15 +381,9 @@ class PrefetchingBackend(BackendWrapper):
         pause.left = pause.length
 
 
-class PlacingPrefetchingBackend(PrefetchingBackend, PlacingWrapper):
-    """The same for several executors."""
-
-
-def open_prefetching(opens: OpenBackend, numbers: Iterator[int], limit_bytes: int, connections: Sequence[Connection],
+def open_prefetching(opens: OpenBackend, context: BackendContext, limit_bytes: int, connections: Sequence[Connection],
                      tape: Tape, released: deque[int]) -> Backend:
     """Open a backend, and wrap it."""
     # Whether a value is alive is known here only if none is freed unseen.
     freed: deque[int] = deque()
-    plain = opens(connections, tape, freed)
-    kind = PlacingPrefetchingBackend if isinstance(plain, SupportsPlacement) else PrefetchingBackend
-    return kind(plain, tape, released, freed, numbers, limit_bytes)
+    return PrefetchingBackend(opens(connections, tape, freed), tape, released, freed, context, limit_bytes)

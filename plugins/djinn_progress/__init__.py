@@ -33,9 +33,9 @@ def djinn_register_observers(register: Callable[[Observer], None]) -> None:
     register(ProgressObserver())
 
 
-@hookimpl(tryfirst=True)
+@hookimpl
 def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
-    """Wrap connections, outermost: what other wrappers do counts as waiting."""
+    """Show what connections wait for, if somebody sees it."""
     if not context.settings(ProgressSettings).progress:
         return None
     from djinn_progress.connection import watched

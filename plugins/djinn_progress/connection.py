@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from djinn_lib_service.wrapping import ConnectionWrapper
 
-from djinn.kinds import Connection
+from djinn.kinds import Connection, ConnectionWrapper
 from djinn.wire.messages import Batch, Result
 from djinn_progress.screens import screen_here
 from djinn_progress.watcher import Watcher, watcher_of

@@ -41,7 +41,7 @@ def trace(
         raise ConfigurationError(f"There is no folder {prefix.parent}.", hint="Make it, or write somewhere else.")
 
     from djinn_lib_trace.spans import spans_of
-    from djinn_lib_trace.waits import table_of
+    from djinn_lib_trace.waits import WaitLedger
 
     import djinn
     from djinn_trace import timeline
@@ -54,7 +54,7 @@ def trace(
             status = _run(script, context.args)
         if not session.closed:
             djinn.synchronize()
-    waits = table_of(session.tape)
+    waits = session.shared(WaitLedger).table()
     annotated = djinn.annotate_graph(watch.graph or block.graph)
     written = [annotated.to_html(prefix.with_name(f"{prefix.name}.html")),
                prefix.with_name(f"{prefix.name}.trace.json")]

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from djinn.kinds import BackendContext, Connection
 
 
-@hookimpl(trylast=True)
+@hookimpl
 def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
-    """Wrap connections before other plugins do: their wrappers see whole runs."""
+    """Shorten what connections send."""
     from djinn_wire_delta.connection import DeltaConnection
 
     return DeltaConnection

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import torch
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.wrapping import ConnectionWrapper
 
-from djinn.kinds import Connection
+from djinn.kinds import Connection, ConnectionWrapper
 from djinn.wire.messages import Batch, Command, Forget, Result, Run
 
 

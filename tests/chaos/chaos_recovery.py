@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from djinn_backend_replay.settings import RecoverySettings
-from djinn_lib_schedule.wrapping import unwrapped
 from support.models.gpt2 import PROMPT, gpt2
 from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 
 STEPS = int(os.environ.get("DJINN_CHAOS_STEPS", "10000"))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.device_report import device_of
 from gpu import programs
 from support.processes.warm import run_script
@@ -17,6 +16,7 @@ from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import DeviceLostError
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
 
 D = "remote_accelerator:0"

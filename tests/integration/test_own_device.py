@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.device_report import device_of, summary_of
 from support.servers.serving import Serving
 
 import djinn
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
 
 BOARDS = """

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_trace import spans
 from djinn_lib_trace.spans import Span, SpanStage, spans_of
 from support.processes.warm import run_djinn
 
 import djinn
+from djinn.kinds.backend_wrapper import unwrapped
 
 SCRIPT = """
     import sys

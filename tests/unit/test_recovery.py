@@ -12,12 +12,12 @@ import torch
 from djinn_backend_replay import returning
 from djinn_backend_replay.returning import ReturnWatch
 from djinn_conformance.crashes import let_die
-from djinn_lib_schedule.wrapping import unwrapped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import djinn
 from djinn.errors import TransportError
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"
@@ -184,7 +184,7 @@ class FleetPair(Pair):
             super().disturb()
         elif kind == "pin":
             self.session.flush()
-            unwrapped(self.session.backend).pin(self.draw(None, 0, len(self.session.backend.executors) - 1))
+            self.session.backend.placing.pin(self.draw(None, 0, len(self.session.backend.executors) - 1))
         else:
             self.gone = 0
             if kind == "fewer":
@@ -219,7 +219,7 @@ def test_random_programs_survive_servers_that_go_and_come_back(data: st.DataObje
             pair.check()
             assert session.stats()["servers_returned"] == before + 1
             assert len(session.backend.executors) == 3
-            unwrapped(session.backend).pin(2)
+            session.backend.placing.pin(2)
             for made in list(pair.made):
                 pair.both(lambda _, x: x + 1, made)
             pair.check()

@@ -12,7 +12,6 @@ import torch
 from djinn_backend_replay import checkpointing, journal
 from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
 from djinn_conformance.crashes import VirtualTime, let_die
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service import reports
 from djinn_lib_service.upload_dedup import after
 from hypothesis import given, settings
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 import djinn
 from djinn.errors import TransportError
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 from djinn.wire.messages import Result
 

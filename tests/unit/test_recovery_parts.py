@@ -14,11 +14,11 @@ from djinn_backend_replay.reconnecting import Reconnector
 from djinn_backend_replay.retained import Kept
 from djinn_backend_replay.settings import RecoverySettings
 from djinn_conformance.crashes import let_die
-from djinn_lib_schedule.wrapping import unwrapped
 from torch.nn.functional import scaled_dot_product_attention
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 
 DEVICE = "remote_accelerator:0"

@@ -16,11 +16,11 @@ from djinn_backend_fleet.directory import Directory
 from djinn_backend_fleet.fleet import Fleet
 from djinn_backend_fleet.placement import Placed
 from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
-from djinn_lib_schedule.wrapping import unwrapped
 from support.models.gpt2 import generated, gpt2
 
 import djinn
 from djinn.ir.tape import Node
+from djinn.kinds.backend_wrapper import unwrapped
 
 MODEL = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 5000, "n_positions": 1024}
 
@@ -56,7 +56,7 @@ def main(servers: str, placement: str, prompt_tokens: str, new_tokens: str) -> N
     session = djinn.init(servers=servers.split(","), placement="automatic", recovery="none")
     assert isinstance(unwrapped(session.backend), Fleet)
     if placement == "in_turns":
-        session.backend.use(InTurns(len(session.backend.executors)))
+        session.backend.placing.use(InTurns(len(session.backend.executors)))
     model.to("remote_accelerator:0")
     there = prompt.to("remote_accelerator:0")
     for _ in range(2):

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 from djinn_interceptor_device import optimizers
-from djinn_lib_schedule.wrapping import unwrapped
 from djinn_lib_service.device_report import DeviceProperties
 
 import djinn
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
 
 H100 = DeviceProperties("cuda", "NVIDIA H100 80GB HBM3", 85_017_493_504, 132, 9, 0, has_bfloat16=True,

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from djinn_lib_schedule.wrapping import unwrapped
 from support.processes.warm import WarmPython, clean_environment
 from torch import nn
 
 import djinn
+from djinn.kinds.backend_wrapper import unwrapped
 
 START_TIMEOUT_S = 120.0
 DEVICE = "remote_accelerator:0"

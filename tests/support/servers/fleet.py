@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from djinn_backend_fleet.fleet import Fleet
-from djinn_lib_schedule.wrapping import unwrapped
 from support.servers.serving import children_of
 
+from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 
 

@@ -1,21 +1,24 @@
-"""Base classes for backends that wrap another one."""
+"""A base class for the layers of a session that wrap its backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from djinn.ir.program import ProgramLayout
-from djinn.ir.tape import Node
-from djinn.ir.value import Slot
-from djinn.kinds import Backend, RemoteExecutor, SubmissionCache
+from djinn.kinds.backend import Backend, RemoteExecutor
 from djinn.wire.messages import Welcome
-from djinn_lib_schedule.placing import Placement, SupportsPlacement
-from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
-__all__ = ("BackendWrapper", "PlacingWrapper", "unwrapped")
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from djinn.ir.program import ProgramLayout
+    from djinn.ir.tape import Node
+    from djinn.ir.value import Slot
+    from djinn.kinds.cache import SubmissionCache
+
+__all__ = ("BackendWrapper", "unwrapped")
 
 
 class BackendWrapper:
@@ -78,6 +81,11 @@ class BackendWrapper:
         """Return a value without asking any executor, for the caller to own; ``None`` if no layer knows it."""
         return self.plain.known(slot) if isinstance(self.plain, BackendWrapper) else None
 
+    @property
+    def placing(self) -> Any:
+        """What lets others say which executor runs what; see `djinn_lib_schedule.placing.SupportsPlacement`."""
+        return getattr(self.plain, "placing", self.plain)
+
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
         return self.plain.describe(slots)
@@ -113,37 +121,6 @@ class BackendWrapper:
     def close(self) -> None:
         """Close the connections."""
         self.plain.close()
-
-
-class PlacingWrapper(BackendWrapper):
-    """The same for a backend with several executors; see `djinn_lib_schedule.placing.SupportsPlacement`."""
-
-    def pin(self, executor: int | None) -> None:
-        """Let everything run on one executor."""
-        self._placing.pin(executor)
-
-    def learn(self, executor: int, profile: DeviceProfile, home_link: LinkProfile,
-              links: Mapping[int, LinkProfile]) -> None:
-        """Use new measurements of an executor, and of the links from it to others."""
-        self._placing.learn(executor, profile, home_link, links)
-
-    @property
-    def placement(self) -> Placement:
-        """What decides now."""
-        return self._placing.placement
-
-    def use(self, placement: Placement) -> None:
-        """Let another placement decide."""
-        self._placing.use(placement)
-
-    def devices(self, values: Sequence[int]) -> list[DeviceInfo]:
-        """Describe the executors to a scheduler."""
-        return self._placing.devices(values)
-
-    @property
-    def _placing(self) -> SupportsPlacement:
-        assert isinstance(self.plain, SupportsPlacement)
-        return self.plain
 
 
 def unwrapped(backend: Any) -> Any:

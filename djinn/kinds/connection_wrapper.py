@@ -1,14 +1,16 @@
-"""A base class for connections that wrap another one."""
+"""A base class for the layers of a session that wrap its connections."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from djinn.kinds.transport import Connection
-from djinn.wire.messages import Batch, Result
-from djinn_lib_service.kinds.transport import LaterReply, SupportsLaterValues
+
+if TYPE_CHECKING:
+    import torch
+
+    from djinn.wire.messages import Batch, Result
 
 __all__ = ("ConnectionWrapper",)
 
@@ -77,10 +79,10 @@ class ConnectionWrapper:
         """Send a batch and wait for its answer."""
         return self.plain.request(batch, tensors)
 
-    def later_values(self) -> list[LaterReply] | None:
+    def later_values(self) -> list[Any] | None:
         """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsLaterValues`."""
-        plain = self.plain
-        return plain.later_values() if isinstance(plain, SupportsLaterValues) else None
+        later_values = getattr(self.plain, "later_values", None)
+        return None if later_values is None else later_values()
 
     def cancel(self) -> None:
         """Cancel the submitted work, if the wrapped connection can."""
