@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import djinn
 from djinn.hookspecs import hookimpl
 from djinn.kinds import BackendContext, BackendWrapper, ConnectionWrapper, Layer
 from djinn.plugins import register
+from djinn.session.layers import ORDER
 
 DJINNS = ["djinn-known-values", "djinn-prefetch", "djinn-notices", "djinn-later", "djinn"]
 
@@ -89,6 +91,16 @@ def test_layers_observers_and_caches_do_not_depend_on_names() -> None:
     assert layers == [known, "CountingBackend", *rest, "PlainConnection", "djinn-observer-core", "djinn-wire-delta",
                       "djinn-later", "djinn-transport-local"]
     assert questions == 3 and observed
+
+
+def test_the_architecture_page_lists_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djinn_progress.connection.screen_here", lambda: print)
+    session = djinn.init(recovery="replay")
+    rows = ["  ".join((f"{row.around:10}", f"{row.plugin:21}", row.type)) for row in layers_of(session)]
+    djinn.shutdown()
+    page = Path(__file__).parents[2] / "docs" / "architecture.md"
+    assert "```text\n" + "\n".join(rows) + "\n```" in page.read_text()
+    assert {row.split()[1] for row in rows} >= {name for names in ORDER.values() for name in names}
 
 
 def test_two_layers_at_one_place_are_refused_by_name() -> None:
