@@ -59,7 +59,7 @@ class ReadingMachine(Machine):
     @precondition(lambda self: len(self._remote_names()) > 1)
     @rule(data=st.data())
     def read_again(self, data: Any) -> None:
-        """Do it again; reading is the focus of this machine."""
+        """Read a value again."""
         self._read(data)
 
     def _read(self, data: Any) -> None:

@@ -93,7 +93,7 @@ class SingleBackend:
 
     @property
     def executors(self) -> Sequence[SingleBackend]:
-        """The one executor: a backend of one is its account, too."""
+        """This backend, which stands for its only executor."""
         return (self,)
 
     @property

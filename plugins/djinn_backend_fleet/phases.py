@@ -169,7 +169,7 @@ class PhasePlacement(JointPlacement):
         return self._cheapest(times, missing)
 
     def _cheapest(self, times: Sequence[float], missing: Sequence[Mapping[int, float]]) -> int:
-        """Choose the executor with the least time, with what it lacks as far as that has not been paid for."""
+        """Choose the executor with the least time, counting only transfers that no earlier choice was charged for."""
         owed = [sum(max(0.0, took_s - self._credits.get(number, 0.0)) for number, took_s in lacks.items())
                 for lacks in missing]
         executors = range(len(times))

@@ -56,7 +56,7 @@ def _accept_device(module: ModuleType) -> None:
 
     @functools.wraps(check)
     def validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        """As the original, whose list of devices is closed."""
+        """Accept this device, too; PyTorch's own check has a fixed list."""
         if query.device.type != devices.logical_device().type:
             check(query, key, value)
 

@@ -294,7 +294,7 @@ class KnowingBackend(BackendWrapper):
         return rule
 
     def _note_repeated(self, nodes: Sequence[Node], released: set[int]) -> None:
-        """Drop what a repeated segment writes, or what its results share; its slots do not say what shares what."""
+        """Drop the values that a repeated segment writes or aliases; its slots do not say what they alias."""
         # Held with its nodes, so that their identity cannot pass to others.
         kept = self._effects.get(id(nodes))
         if kept is None:

@@ -21,8 +21,8 @@ MAX_KINDS = 1024
 class Companions:
     """Chooses which values to fetch with a value.
 
-    The integers that a value is computed of tell the client more than the value does. They are fetched with it once
-    such a value would have spared a later round trip.
+    Once an integer operand of a fetched value would have saved a later round trip, the next value of that kind is
+    fetched together with such operands.
 
     Args:
         known: What the client knows.

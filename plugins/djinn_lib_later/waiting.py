@@ -1,4 +1,4 @@
-"""Waiting for outstanding values on behalf of nobody: a log, or the end of a session."""
+"""Waits for values of `djinn.later`, for a log or at a session's end; keeps failures for the program's next wait."""
 
 from __future__ import annotations
 

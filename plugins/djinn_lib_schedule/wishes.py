@@ -1,4 +1,4 @@
-"""Values that one layer of a session would like to have, if another layer waits for an answer in any case."""
+"""Values that one layer of a session wants to have added to the next answer that another layer waits for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Wishes:
     """What should come with the next answer.
 
     Attributes:
-        slots: The values; those that the request's own value is computed of, so that they cannot fail alone.
+        slots: The values: only operands of the requested value, so that they fail with it or not at all.
         values: They, in the same order, if they came.
         are_refused: Whether nothing may come with the next answer: the program does not wait for the requested values.
         freed: Numbers of values that were freed since they were last looked at, if anybody looks.

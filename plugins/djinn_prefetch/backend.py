@@ -195,7 +195,7 @@ class PrefetchingBackend(BackendWrapper):
 
     @contextmanager
     def _taking(self, pending: Sequence[Node], *, whole: bool = True) -> Iterator[None]:
-        """Let the wrapped backend take the tape; the history then has its nodes, or is empty."""
+        """Let the wrapped backend take the tape, and add its nodes to the history; clear that if any were missed."""
         self._free_released()
         before, count = self.nodes_taken, len(pending)
         if before != self._followed:

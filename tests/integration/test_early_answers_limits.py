@@ -17,7 +17,7 @@ from djinn_lib_service.early_answers import MAX_EARLY, MAX_EARLY_BYTES
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 from support.servers.tcp import frame
-from unit.test_lookahead import ADD, DEFINITIONS
+from unit.test_speculation import ADD, DEFINITIONS
 
 import djinn
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Message, Result, Run, Upload

@@ -17,7 +17,7 @@ from djinn_lib_service.resumption import ClientEnd, ServerEnd
 from djinn_lib_service.service import SessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.test_lookahead import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
+from unit.test_speculation import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import (

@@ -79,11 +79,11 @@ MUTANTS = (
     # What is done again after the end of a worker.
     mutant("repeated-work-counts-against-its-session", "server.repeats_shared",
            "djinn_server.run_queue:RunQueue._counted_s", "+ shared_s / max(1, self.busy)", "+ shared_s",
-           within="unit/test_line.py::"
+           within="unit/test_run_queue.py::"
                   "test_what_a_session_repeats_after_its_worker_has_died_pushes_it_behind_no_other"),
     mutant("work-without-answers-is-always-shared", "server.repeats_shared",
            "djinn_server.run_queue:RunQueue._counted_s", "place.beginning_s -= shared_s", "pass",
-           within="unit/test_line.py::test_a_session_that_asks_for_no_values_gets_no_more_in_the_long_run"),
+           within="unit/test_run_queue.py::test_a_session_that_asks_for_no_values_gets_no_more_in_the_long_run"),
     # Processes that fork.
     mutant("driver-started-where-workers-are-forked", "server.forks_without_device",
            "djinn_executor_cuda.visible:count", "if is_unknown and", "if False and",
