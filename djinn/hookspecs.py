@@ -764,8 +764,9 @@ def djinn_wrap_backend(
 
     Returns:
         ``None`` to leave the backend alone. Otherwise a `djinn.kinds.Layer`, with a function that is given what opens
-        the backend, and returns what opens the wrapped one, often a `djinn.kinds.BackendWrapper`. A layer may open the
-        inner backend again, on other connections. Plugins that `djinn.session.layers` lists return the function alone.
+        the backend, and returns what opens the wrapped one, often a `djinn.kinds.backend_wrapper.BackendWrapper`. A
+        layer may open the inner backend again, on other connections. Plugins that `djinn.session.layers` lists return
+        the function alone.
 
     Raises:
         Exception: Ends `djinn.init`, which raises it.
@@ -791,8 +792,8 @@ def djinn_wrap_connection(
     Returns:
         ``None`` to leave connections alone. Otherwise a `djinn.kinds.Layer`, with a function that is given each
         connection and returns what takes its place: something with all that a `djinn.kinds.Connection` has, which
-        passes on the optional methods that it finds (`djinn.kinds.ConnectionWrapper` does). Plugins that
-        `djinn.session.layers` lists return the function alone.
+        passes on the optional methods that it finds (`djinn.kinds.connection_wrapper.ConnectionWrapper` does). Plugins
+        that `djinn.session.layers` lists return the function alone.
 
     Raises:
         Exception: Ends `djinn.init`, which raises it.

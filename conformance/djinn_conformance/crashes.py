@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from djinn.errors import TransportError
-from djinn.kinds import ConnectionWrapper
 from djinn.kinds.backend_wrapper import unwrapped
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.session.connecting import connect
 from djinn.session.session import Session
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta

@@ -13,7 +13,8 @@ import torch
 from djinn_lib_service.device_report import device_of
 from djinn_lib_torch.processor import processor_name
 
-from djinn.kinds import Connection, ConnectionWrapper
+from djinn.kinds import Connection
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.session.connecting import connect
 from djinn.session.session import Session
 from djinn.wire.messages import Welcome

@@ -7,10 +7,8 @@ Each kind's laws are in ``specs/kinds``; this command checks them: ``pytest --py
 from __future__ import annotations
 
 from djinn.kinds.backend import Arrange, Backend, BackendContext, BackendFactory, OpenBackend, RemoteExecutor
-from djinn.kinds.backend_wrapper import BackendWrapper
 from djinn.kinds.cache import CacheFactory, SubmissionCache
 from djinn.kinds.classifier import Classifier, OperationClass
-from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.kinds.interceptor import Interceptor
 from djinn.kinds.interop import HostInterop
 from djinn.kinds.layer import Layer, SharedState
@@ -19,8 +17,8 @@ from djinn.kinds.shapes import Inference, OutputSpec, ShapeInference, TensorPlac
 from djinn.kinds.transport import Connection, ConnectOptions, Transport
 
 __all__ = (
-    "Arrange", "Backend", "BackendContext", "BackendFactory", "BackendWrapper", "CacheFactory", "Classifier",
-    "ConnectOptions", "Connection", "ConnectionWrapper", "HostInterop", "Inference", "Interceptor", "Layer", "Observer",
-    "OpenBackend", "OperationClass", "OutputSpec", "RemoteExecutor", "ShapeInference", "SharedState", "SubmissionCache",
-    "TensorPlaceholder", "Transport",
+    "Arrange", "Backend", "BackendContext", "BackendFactory", "CacheFactory", "Classifier", "ConnectOptions",
+    "Connection", "HostInterop", "Inference", "Interceptor", "Layer", "Observer", "OpenBackend", "OperationClass",
+    "OutputSpec", "RemoteExecutor", "ShapeInference", "SharedState", "SubmissionCache", "TensorPlaceholder",
+    "Transport",
 )

@@ -191,8 +191,8 @@ class PluginRegistry(Protocol):
     def all(self, kind: str) -> list[Any]:
         """Return all objects of a kind of which many are used."""
 
-    def layers(self, hook: str, **arguments: Any) -> Mapping[str, Callable[[Any], Any]]:
-        """Return the layers of a session; see `djinn.plugins.Plugins.layers`."""
+    def answers(self, hook: str, **arguments: Any) -> Mapping[str, Any]:
+        """Call a hook; return what is not ``None``, by plugin."""
 
     def transport_for(self, scheme: str) -> Transport:
         """Choose the transport for addresses of a scheme."""
@@ -224,14 +224,20 @@ class BackendContext:
     """Makes a cache of results, as the settings say."""
     arrange: Arrange | None
     """Gives the order of a new program's nodes; without it, programs run in the order in which they were recorded."""
+    in_order: Callable[[str, Mapping[str, Any]], Sequence[Callable[[Any], Any]]]
+    """Puts the layers that a hook returned in order; see `djinn.session.layers.in_order`."""
     shared: SharedState = attrs.field(factory=SharedState)
     """What the layers share, by type: ``context.shared(MyState)`` gives the same object to all of them."""
 
     def wrapped(self, connections: Sequence[Connection]) -> Sequence[Connection]:
         """Let connections pass through what plugins wrap around them, see `djinn.hookspecs.djinn_wrap_connection`."""
-        for wrap in reversed([*self.plugins.layers("djinn_wrap_connection", context=self).values()]):
+        for wrap in reversed(self.layers("djinn_wrap_connection")):
             connections = list(map(wrap, connections))
         return connections
+
+    def layers(self, hook: str) -> Sequence[Callable[[Any], Any]]:
+        """Return the plugins' layers, the outermost first; see `djinn.hookspecs.djinn_wrap_backend`."""
+        return self.in_order(hook, self.plugins.answers(hook, context=self))
 
 
 class BackendFactory(Protocol):

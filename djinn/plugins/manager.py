@@ -6,7 +6,7 @@ A typed facade over pluggy. Built-in plugins are found like all others: through 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import MappingProxyType, ModuleType
@@ -262,21 +262,11 @@ class Plugins:
             self._give_settings(self._registered[kind])
         return self._registered[kind]
 
-    def layers(self, hook: str, **arguments: Any) -> dict[str, Callable[[Any], Any]]:
-        """Return the layers of a session, by plugin, the outermost first.
-
-        Args:
-            hook: ``djinn_wrap_backend`` or ``djinn_wrap_connection``.
-            **arguments: Those of the hook.
-
-        Raises:
-            PluginError: The place of a layer is not clear; see `djinn.session.layers`.
-        """
-        from djinn.session.layers import in_order  # its package imports PyTorch
-
+    def answers(self, hook: str, **arguments: Any) -> dict[str, Any]:
+        """Call a hook; return what is not ``None``, by plugin."""
         answers = {each.plugin_name: each.function(*map(arguments.__getitem__, each.argnames))
                    for each in getattr(self.hook, hook).get_hookimpls()}
-        return in_order(hook, {name: answer for name, answer in answers.items() if answer is not None})
+        return {name: answer for name, answer in answers.items() if answer is not None}
 
     def find(self, kind: str, default: str | None = None) -> Registered:
         """Choose one object of a kind, with its origin.

@@ -29,7 +29,7 @@ ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType({
 """The plugins whose layers a hook returns, the outermost first."""
 
 
-def in_order(hook: str, found: Mapping[str, Any]) -> dict[str, Callable[[Any], Any]]:
+def in_order(hook: str, found: Mapping[str, Any]) -> list[Callable[[Any], Any]]:
     """Put layers in order, whatever the names of the others' plugins are.
 
     Args:
@@ -61,9 +61,9 @@ def in_order(hook: str, found: Mapping[str, Any]) -> dict[str, Callable[[Any], A
         if not gaps:
             name, layer = next(iter(places.items()))
             raise PluginError(f"The layer of the plugin {name!r} stands beside that of "
-                              f"{layer.before or layer.after!r}, which there is not.", hint=f"There are {', '.join(order)}.")
+                              f"{layer.before or layer.after!r}, which there is not.",
+                              hint=f"There are {', '.join(order)}.")
         for gap in sorted(gaps, reverse=True):
             order.insert(gap, gaps[gap])
             del places[gaps[gap]]
-    return {name: found[name].wrap if isinstance(found[name], Layer) else found[name]
-            for name in order if name in found}
+    return [found[name].wrap if isinstance(found[name], Layer) else found[name] for name in order if name in found]

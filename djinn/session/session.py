@@ -30,6 +30,7 @@ from djinn.record.dispatcher import dispatcher
 from djinn.record.recorder import Recorder
 from djinn.record.tensor import LazyTensor, wrap
 from djinn.session.connecting import connect
+from djinn.session.layers import in_order
 from djinn.session.single_backend import SingleBackend
 from djinn.settings import Config, Settings
 from djinn.settings.core import CacheSettings
@@ -99,10 +100,10 @@ class Session:
                 hint="Switch the plugin on that asks schedulers, or choose none.")
         context = BackendContext(
             settings or plugins.settings, plugins, self.device, self.classifier, self.pace, self.recorder.numbers,
-            partial(connect, plugins), self.open_cache, arrange, self.shared)
+            partial(connect, plugins), self.open_cache, arrange, in_order, self.shared)
         opens: OpenBackend = partial(_open_backend, context)
-        for wrapped in reversed([*plugins.layers("djinn_wrap_backend", context=context).values()]):
-            opens = wrapped(opens)
+        for wrap_backend in reversed(context.layers("djinn_wrap_backend")):
+            opens = wrap_backend(opens)
         return opens
 
     def open_cache(self) -> SubmissionCache:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import torch
 
-from djinn.kinds import Connection, ConnectionWrapper
+from djinn.kinds import Connection
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.wire.messages import Batch, Result
 
 

@@ -16,7 +16,8 @@ from djinn_lib_trace.spans import connections_through
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 
-from djinn.kinds import Connection, ConnectionWrapper
+from djinn.kinds import Connection
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.record import devices
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Define, Result, Timing

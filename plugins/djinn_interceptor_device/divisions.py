@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from djinn.kinds import BackendWrapper
+from djinn.kinds.backend_wrapper import BackendWrapper
 from djinn.kinds.interceptor import Handler
 from djinn.record.tensor import LazyTensor
 from djinn_interceptor_device.overlaps import ask, record_writing

@@ -14,7 +14,8 @@ from djinn.ir.program import ProgramLayout
 from djinn.ir.spec import TensorSpec
 from djinn.ir.tape import Node, Signature, Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, BackendContext, BackendWrapper, Connection, OpenBackend, SubmissionCache
+from djinn.kinds import Backend, BackendContext, Connection, OpenBackend, SubmissionCache
+from djinn.kinds.backend_wrapper import BackendWrapper
 from djinn.kinds.classifier import SupportsEffects
 from djinn.wire.messages import GENERATOR_HANDLE, Welcome
 from djinn_known_values.answers import RememberedAnswers

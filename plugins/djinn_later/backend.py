@@ -16,8 +16,9 @@ from djinn_lib_service.kinds.transport import SupportsLaterValues
 from djinn.errors import SessionClosedError, TransportError
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, Connection, ConnectionWrapper, OpenBackend
+from djinn.kinds import Backend, Connection, OpenBackend
 from djinn.kinds.backend_wrapper import BackendWrapper, unwrapped
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.session.single_backend import SingleBackend
 from djinn.wire.messages import Batch, Poisoned, Result, TensorHeader
 

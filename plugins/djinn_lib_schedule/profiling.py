@@ -11,7 +11,7 @@ import msgspec
 import torch
 from djinn_lib_trace.spans import ServerClock, connections_through
 
-from djinn.kinds import ConnectionWrapper
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.session import runtime
 from djinn.wire.messages import Batch, Result, RunDelta, Send, Timing
 from djinn.wire.messages import Run as RunCommand

@@ -15,7 +15,7 @@ import torch
 from msgspec import Meta
 
 from djinn.errors import TransportError
-from djinn.kinds import ConnectionWrapper
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.wire.messages import (
     DIGEST_BYTES,
     DIGESTS_HANDLE,

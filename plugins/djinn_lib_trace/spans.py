@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 import msgspec
 
-from djinn.kinds import ConnectionWrapper
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.kinds.transport import Connection
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Timing, Upload
 

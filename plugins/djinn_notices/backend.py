@@ -15,7 +15,8 @@ from djinn_lib_trace.waits import DjinnWarning, Line, LineWaits, Traffic, WaitLe
 
 from djinn.ir.tape import Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, BackendWrapper, Connection, OpenBackend
+from djinn.kinds import Backend, Connection, OpenBackend
+from djinn.kinds.backend_wrapper import BackendWrapper
 
 __all__ = ("WatchedBackend", "open_watched")
 

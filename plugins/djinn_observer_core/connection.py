@@ -12,7 +12,7 @@ from djinn_lib_trace.debugging import EXECUTION
 from djinn_lib_trace.totals import TOTALS
 
 from djinn.errors import OutOfMemoryError
-from djinn.kinds import ConnectionWrapper
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.wire.messages import Batch, Define, Result, Run, RunDelta, Upload, UploadByDigest
 
 __all__ = ("CountedConnection",)

@@ -18,7 +18,8 @@ from djinn.errors import DjinnError
 from djinn.ir.program import ProgramLayout
 from djinn.ir.tape import Node, Tape
 from djinn.ir.value import Slot
-from djinn.kinds import Backend, BackendContext, BackendWrapper, Connection, OpenBackend, SubmissionCache
+from djinn.kinds import Backend, BackendContext, Connection, OpenBackend, SubmissionCache
+from djinn.kinds.backend_wrapper import BackendWrapper
 from djinn.record.tensor import LazyTensor
 from djinn_prefetch.callers import ReadAhead, read_ahead
 from djinn_prefetch.continuations import Continuations, ForeseenValue, Place, place_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from djinn.kinds import Connection, ConnectionWrapper
+from djinn.kinds import Connection
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.wire.messages import Batch, Result
 from djinn_progress.screens import screen_here
 from djinn_progress.watcher import Watcher, watcher_of

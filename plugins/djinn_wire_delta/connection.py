@@ -8,7 +8,8 @@ import msgspec
 import torch
 from djinn_lib_service.delta import RunPredictor
 
-from djinn.kinds import Connection, ConnectionWrapper
+from djinn.kinds import Connection
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.wire.messages import Batch, Command, Forget, Result, Run
 
 

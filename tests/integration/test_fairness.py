@@ -147,8 +147,8 @@ def test_a_tenant_that_calls_everything_urgent_gets_no_more(house: House) -> Non
         return seconds["a"] / (seconds["a"] + seconds["b"])
 
     # It has a third by its weight, to the percent where nothing else runs. Other processes keep clients from asking and
-    # interrupt programs, in both windows alike; one pair of three has to show it. test_turn_queue.py has the exact shares,
-    # in virtual time.
+    # interrupt programs, in both windows alike; one pair of three has to show it. test_turn_queue.py has the exact
+    # shares, in virtual time.
     pairs = []
     while len(pairs) < 3 and not (pairs and 0.1 < pairs[-1][1] < pairs[-1][0] + 0.05):
         pairs.append((share_of_a(ExecutionPhase.UNKNOWN), share_of_a(DECODE)))

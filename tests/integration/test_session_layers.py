@@ -13,7 +13,9 @@ from djinn_cli.session_layers import layers_of
 
 import djinn
 from djinn.hookspecs import hookimpl
-from djinn.kinds import BackendContext, BackendWrapper, ConnectionWrapper, Layer
+from djinn.kinds import BackendContext, Layer
+from djinn.kinds.backend_wrapper import BackendWrapper
+from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.plugins import register
 from djinn.session.layers import ORDER
 
@@ -90,7 +92,8 @@ def test_layers_observers_and_caches_do_not_depend_on_names() -> None:
     known, *rest = DJINNS
     assert layers == [known, "CountingBackend", *rest, "PlainConnection", "djinn-observer-core", "djinn-wire-delta",
                       "djinn-later", "djinn-transport-local"]
-    assert questions == 3 and observed
+    assert questions == 3
+    assert observed
 
 
 def test_the_architecture_page_lists_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
