@@ -89,7 +89,7 @@ def cannot_be_nested(function: Callable[..., Any], args: tuple[Any, ...], kwargs
 
 
 def dropout(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the tensor itself if nothing is dropped, as PyTorch would after a look at the arguments."""
+    """Return the tensor itself if the probability is 0 or training is off."""
     if len(args) == 1 and kwargs.get("training") is False and 0.0 <= kwargs.get("p", 0.5) <= 1.0:
         return args[0]
     return shortcuts.call_plainly(function, args, kwargs)

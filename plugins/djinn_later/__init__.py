@@ -16,7 +16,7 @@ __all__ = ("djinn_wrap_backend", "djinn_wrap_connection")
 
 @hookimpl
 def djinn_wrap_backend(context: BackendContext) -> Callable[[OpenBackend], OpenBackend]:
-    """Fetch what has not arrived when the session ends."""
+    """Fetch missing values when the session ends."""
     from djinn_lib_later.outstanding import OutstandingValues
 
     from djinn_later.backend import open_later

@@ -283,7 +283,7 @@ def probabilities_of(program: Program, calls: Sequence[BoundCall]) -> list[int]:
 
 
 def no_such_device(executor: str, device: str, devices: Sequence[str]) -> ConfigurationError:
-    """Return the error of an executor that is to open a device which it does not have."""
+    """Build the error for a missing device."""
     needed = device.partition(":")[0]
     close = difflib.get_close_matches(device, {*devices, "cpu", "cuda:0"} - {device}, 1)
     return ConfigurationError(
