@@ -15,7 +15,7 @@ class Option:
 
     Attributes:
         name: Its name, without the dashes in front.
-        help: What it does.
+        help: Its effect.
         metavar: How its value is shown; empty for the name of its type.
         variable: Environment variable that sets it, too; empty for none.
         unit: Factor from the option to the attribute.

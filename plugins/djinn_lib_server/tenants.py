@@ -59,7 +59,7 @@ class AuthenticatedClient:
 
 
 def is_tenant_name(name: object) -> bool:
-    """Whether a tenant of its own can have this name."""
+    """Whether a separate tenant can have this name."""
     return isinstance(name, str) and _NAME.match(name) is not None
 
 

@@ -56,7 +56,7 @@ class ValueTable(ABC):
 
     @property
     def own_bytes(self) -> int:
-        """`held_bytes` without what is shared."""
+        """`held_bytes` without shared memory."""
         return self.held_bytes - self.shared_bytes
 
     @abstractmethod

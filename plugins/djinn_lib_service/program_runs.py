@@ -353,7 +353,7 @@ class ProgramRuns:
         self, known: DefinedProgram, program: SupportsUndo, inputs: list[Any], numbers: Sequence[Any], report: Report,
         undos: list[Undo],
     ) -> list[Any]:
-        """Run a program that writes; append what it has overwritten to ``undos``."""
+        """Run a program that writes; append the overwritten values to ``undos``."""
         outputs, undo = program.run_with_undo(
             self._breaks(known), inputs, numbers, self._random, report, self._ahead.undo_left_bytes)
         undos.append(undo)

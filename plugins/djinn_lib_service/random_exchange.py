@@ -1,6 +1,6 @@
 """The operator ``djinn::exchange_random_state``: it continues a session's random numbers from another state.
 
-It runs in program order like any operation that draws, so a generator needs no request of its own.
+It runs in program order like any operation that draws, so a generator needs no separate request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A bounded cache that drops what was not used for the longest time."""
+"""A bounded cache that drops the entry that was not used for the longest time."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RunAhead:
         outputs: Its results.
         new_bytes: Bytes of the storages that it has made for them; 0 for one of the first `FEW_AHEAD`.
         random: The state of the session's random numbers before it, if it drew some.
-        undo: What it has overwritten, if it wrote to values.
+        undo: The overwritten values, if it wrote to any.
         repeats: Whether another run on the same inputs gives the same results, bit for bit.
         exchange: The exchange, if it is one.
         arrived: The value that it has received from another session, as that is known to `Abroad`.

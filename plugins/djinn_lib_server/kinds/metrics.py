@@ -115,7 +115,7 @@ class ProgramTime(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: The operators that it calls most often.
-        phase: What it is part of, as far as its client knows.
+        phase: The phase that its client names, if any.
         runs: How often it ran.
         total_ns: Running time of all runs, on the device.
         longest_ns: Running time of the longest one.
@@ -202,7 +202,7 @@ class MetricsSource(Protocol):
 
 
 class MetricsOutput:
-    """Shows or writes metrics. It runs in the gateway, in threads of its own.
+    """Shows or writes metrics. It runs in the gateway, in separate threads.
 
     Attributes:
         address: Where metrics can be read; empty for nowhere.
@@ -223,7 +223,7 @@ class MetricsOutput:
         """Stop, and end all threads. The source must not be read afterwards."""
 
     def export(self) -> None:
-        """Read the source, and write or format what it says."""
+        """Read the source, and write or format its figures."""
 
 
 class PeriodicOutput(MetricsOutput):
