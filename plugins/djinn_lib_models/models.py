@@ -20,7 +20,7 @@ from djinn_lib_service.struct_tensors import decoded
 from djinn_lib_service.waits import now_waiting, waiting
 
 import djinn
-from djinn.errors import ConfigurationError
+from djinn.errors import ConfigurationError, ProtocolError
 from djinn.record.devices import logical_device
 from djinn.session import runtime
 from djinn.wire.tensors import dtype_named
@@ -128,6 +128,8 @@ def sent_whole(file: Path, digest: str, device: Any = None) -> bool:
             if reply.problem or reply.is_stored:
                 _log.info("%s: %s", file.name, reply.problem or f"the server has all {size_bytes} bytes")
                 return not reply.problem
+            if reply.position > size_bytes:
+                raise ProtocolError(f"It wants {file.name} from byte {reply.position}; the file has {size_bytes}.")
             position = reply.position
             if reply.wait_s:
                 now_waiting(f"another client sends {file.name}: {position} of {size_bytes} bytes are there")

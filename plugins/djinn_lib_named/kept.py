@@ -20,6 +20,7 @@ from djinn_lib_service.named_values import (
     named_operators,
 )
 from djinn_lib_service.struct_tensors import decoded
+from djinn_lib_service.tensor_bytes import check_layout
 
 from djinn.errors import ConfigurationError, LimitError, RefusedError, StateLostError
 from djinn.ir.value import Slot, Value
@@ -170,6 +171,8 @@ def _current() -> _Opened:
 
 def _taken(opened: _Opened, kept: KeptValue) -> list[torch.Tensor]:
     """Give tensors that lie on the server numbers of this session."""
+    for tensor in kept.tensors:
+        check_layout(tensor.dtype, tensor.size, tensor.stride, tensor.storage_offset)
     session = runtime.current()
     numbers = [next(session.recorder.numbers) for _ in kept.tensors]
     _answered(named_operators().take(_like(), kept.name, numbers))

@@ -16,6 +16,7 @@ from msgspec import Meta
 from djinn.errors import ProtocolError
 from djinn.wire.messages import MAX_FACTS_BYTES, Size, Welcome
 from djinn_lib_service.memory_usage import MemoryUsage
+from djinn_lib_service.terminal_text import harmless
 
 if TYPE_CHECKING:
     from djinn_lib_service.kinds.executor import Executor
@@ -132,8 +133,10 @@ def _decoded(device: str, facts: bytes) -> DeviceProperties:
     if not facts:
         return DeviceProperties(device.partition(":")[0], device)
     try:
-        return _decoder.decode(facts)
-    except msgspec.MsgspecError as error:
+        told = _decoder.decode(facts)
+        return msgspec.structs.replace(
+            told, kind=harmless(told.kind), name=harmless(told.name), uuid=harmless(told.uuid))
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"The server described its device wrongly: {error}.") from None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -80,6 +80,9 @@ class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
         problem: Why it is lost; empty if it is not.
     """
 
+    own_texts: ClassVar = ("name",)
+    """The client's own, which stay as they are; see `djinn_lib_service.struct_tensors.decoded`."""
+
     name: str
     structure: bytes = b""
     tensors: tuple[KeptTensor, ...] = ()
@@ -120,8 +123,8 @@ class NamedReply(msgspec.Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     hint: str = ""
     code: str = ""
-    wait_s: float = 0.0
-    lease_s: float = 0.0
+    wait_s: Annotated[float, Meta(ge=0)] = 0.0
+    lease_s: Annotated[float, Meta(ge=0)] = 0.0
     note: str = ""
     values: tuple[KeptValue, ...] = ()
     sessions: tuple[NamedSession, ...] = ()

@@ -124,9 +124,9 @@ class KeepReply(msgspec.Struct, frozen=True, omit_defaults=True):
         problem: Why the file is not kept.
     """
 
-    position: int = 0
+    position: Annotated[int, Meta(ge=0)] = 0
     is_stored: bool = False
-    wait_s: float = 0.0
+    wait_s: Annotated[float, Meta(ge=0)] = 0.0
     problem: str = ""
 
 

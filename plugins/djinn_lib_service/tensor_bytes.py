@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +36,19 @@ def check_header(header: TensorHeader) -> None:
         raise ProtocolError("The strides of a transferred tensor are not dense.")
     if size_bytes(header) >= 2**63 or any(extent >= 2**63 for extent in (*header.size, *header.stride)):
         raise ProtocolError("The size of a transferred tensor overflows.")
+
+
+def check_layout(dtype: str, size: Sequence[int], stride: Sequence[int], storage_offset: int) -> None:
+    """Check that metadata without data describe a strided tensor.
+
+    Raises:
+        ProtocolError: They describe none.
+    """
+    itemsize = dtype_named(dtype).itemsize
+    extent = storage_offset + 1 + sum((count - 1) * step for count, step in zip(size, stride, strict=False) if count)
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or min((*size, *stride, storage_offset)) < 0 or max(
+            (*size, *stride, extent * itemsize, math.prod(filter(None, size)) * itemsize)) >= 2**63:
+        raise ProtocolError(f"No tensor has the sizes {list(size)[:8]} and the strides {list(stride)[:8]}.")
 
 
 def describe(tensor: torch.Tensor) -> Description:

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import torch
 from djinn_lib_service.device_report import FIRST_REPORT
+from djinn_lib_service.tensor_bytes import check_layout
 from djinn_lib_service.terminal_text import harmless
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Result, TensorHeader, Warned
 
-__all__ = ("checked",)
+__all__ = ("check_form", "checked")
 
 def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Result, list[torch.Tensor]]:
     """Return the answer to a batch, with harmless texts.
@@ -23,14 +24,19 @@ def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Re
     result, tensors = answer
     if batch.fetch or batch.describe:
         # Where nothing was asked, nobody looks at values.
-        _check_form(batch, result, len(tensors))
+        check_form(batch, result, len(tensors))
     if not (result.failures or result.warnings):
         return answer
     failures, warnings = tuple(map(_harmless_failure, result.failures)), tuple(map(_harmless_warning, result.warnings))
     return msgspec.structs.replace(result, failures=failures, warnings=warnings), tensors
 
 
-def _check_form(batch: Batch, result: Result, tensors: int) -> None:
+def check_form(batch: Batch, result: Result, tensors: int) -> None:
+    """Check that a result has what a batch asks for, and as many tensors as it announces.
+
+    Raises:
+        ProtocolError: It has something else.
+    """
     fetched, described = len(batch.fetch), len(batch.describe)
     if len(result.items) != fetched + described:
         raise ProtocolError(f"It answered {fetched + described} questions with {len(result.items)} values.")
@@ -41,9 +47,13 @@ def _check_form(batch: Batch, result: Result, tensors: int) -> None:
         if kind is Plain:
             # Of what a server says of itself, who asks for it checks the form.
             if position >= fetched or batch.fetch[position] < FIRST_REPORT:
+                if position < fetched and isinstance(item.value, list):  # type: ignore[union-attr]  # as below
+                    raise ProtocolError("It sent a list where a number was expected.")
                 _check_plain(item.value)  # type: ignore[union-attr]  # its class was compared
         elif kind is not Poisoned and kind is not (TensorHeader if position < fetched else Description):
             raise ProtocolError(f"It answered question {position} with a {kind.__name__}.")
+        elif kind is Description:
+            check_layout(*msgspec.structs.astuple(item))
     if headers != tensors:
         raise ProtocolError(f"It sent {tensors} tensors and announced {headers}.")
 

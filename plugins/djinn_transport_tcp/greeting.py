@@ -9,17 +9,21 @@ from collections.abc import Callable
 from time import monotonic
 
 import attrs
+import msgspec
 import torch
 from djinn_lib_service.device_report import device_of
+from djinn_lib_service.terminal_text import harmless
 from djinn_lib_service.upload_dedup import introduce
 from djinn_lib_service.waits import now_waiting
 
-from djinn.errors import ConfigurationError, ProtocolError, ProtocolVersionError
+from djinn.errors import ConfigurationError, ProtocolError, ProtocolVersionError, TransportError
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Message, PeerHello, Redirect, Starting, Welcome
 from djinn_transport_tcp.sockets import ByteStream
 
 __all__ = ("Wish", "check_token", "hello", "welcomed")
 
+MAX_STARTING_S = 600.0
+"""How long a server may say that a worker is starting; it gives up much earlier."""
 _log = logging.getLogger("djinn.transport")
 
 
@@ -79,13 +83,19 @@ def welcomed(
     if isinstance(answer, Starting):
         _log.warning("%s is starting a worker for this session: waiting for it", address)
         now_waiting(f"{address} is starting a worker")
+    until = monotonic() + MAX_STARTING_S
     while isinstance(answer, Starting):
+        if monotonic() > until:
+            raise TransportError(f"{address} has said for {MAX_STARTING_S:g} s that a worker is starting.",
+                                 hint="See the server's log for the reason.")
         stream.deadline = monotonic() + silence_s
         answer = read()
     if isinstance(answer, Redirect) and isinstance(greeting, Hello):
         return answer
     if not isinstance(answer, Welcome):
         raise ProtocolError(f"It answered the greeting with a {type(answer).__name__}.")
+    answer = msgspec.structs.replace(answer, **{name: harmless(getattr(answer, name)) for name in (
+        "torch", "python", "byte_order", "device", "session")})
     _check(answer)
     return answer
 

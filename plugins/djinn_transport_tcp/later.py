@@ -9,6 +9,7 @@ from djinn_lib_service.kinds.transport import LaterReply
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import Batch, Result
+from djinn_transport_tcp.answers import check_form
 
 __all__ = ("LaterReplies",)
 
@@ -52,6 +53,7 @@ class LaterReplies:
                     (result.failures, result.timings, result.warnings, result.run_ns, result.assumes)):
                 raise ProtocolError(f"It sent something else than the {len(handles)} values that batch {number} "
                                     "asked for.")
+            check_form(Batch(fetch=handles), result, len(tensors))
             self._arrived.append((handles, result, tensors))
 
     def lost(self, received: int) -> None:

@@ -19,6 +19,10 @@ from djinn_lib_service.terminal_text import harmless
 from djinn_transport_tcp.answers import checked
 from djinn_transport_tcp.connection import SocketConnection
 from djinn_transport_tcp.reasons import refused
+from djinn_transport_tcp.stream import FrameStream
+from safetensors.torch import save_file
+from support.network.lying import Liar
+from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
@@ -28,6 +32,7 @@ from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Re
 from djinn.wire.tensors import header_of
 
 DEVICE = "remote_accelerator:0"
+SEEDS = 12
 Answer = tuple[Result, list[torch.Tensor]]
 
 
@@ -134,3 +139,69 @@ def test_a_directory_that_lies_is_an_error_and_reaches_no_terminal(
         with pytest.raises(kind, match=said):
             resolve(given[ClusterSettings], Settings(*given.values()))  # type: ignore[arg-type]  # each of its kind
         answering.join(20)
+
+
+def _values() -> None:
+    value = torch.ones(3, 2, device=DEVICE) * 2
+    value.cpu()
+    value.sum().item()
+    torch.tensor([1.0, 0.0], device=DEVICE).nonzero().cpu()
+
+
+def _later() -> None:
+    values = [djinn.later(torch.ones(3, device=DEVICE) * number) for number in range(3)]
+    torch.ones(2, device=DEVICE).cpu()
+    [value.result() for value in values]
+
+
+def _named() -> None:
+    djinn.kept["a"] = {"w": torch.ones(3, device=DEVICE), "n": 1}
+    djinn.kept["a"]["w"].cpu()
+
+
+def _models() -> None:
+    djinn.models.list()
+    djinn.models.load("m")["x"].cpu()
+
+
+SCENES: dict[str, tuple[dict[str, Any], Callable[[], None]]] = {
+    "greeting": ({}, _values), "values": ({}, _values), "later": ({}, _later), "named": ({"name": "lies"}, _named),
+    "models": ({}, _models)}
+
+
+@pytest.fixture(scope="module")
+def storing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("storing")
+    (folder / "models").mkdir()
+    save_file({"x": torch.ones(4, 3)}, folder / "models" / "m.safetensors")
+    with Serving(folder / "log", "--models", str(folder / "models")) as server:
+        yield server.address
+
+
+@pytest.mark.parametrize("scene", list(SCENES))
+def test_whatever_a_server_changes_in_an_answer_is_no_other_error_and_reaches_no_terminal(
+        scene: str, storing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    options, run = SCENES[scene]
+    lies = 0
+    for seed in range(SEEDS):
+        liar, texts = Liar(seed, first=int(scene == "named")), []
+        if scene == "greeting":
+            monkeypatch.setattr(FrameStream, "read", lambda self, liar=liar: liar.read(self))
+        try:
+            djinn.init(server=storing, connect_timeout_s=5.0, request_timeout_s=10.0, **options)
+            monkeypatch.setattr(FrameStream, "read", lambda self, liar=liar: liar.read(self))
+            run()
+        except DjinnError as error:
+            texts.append(str(error))
+        except KeyError as error:
+            # A model or a value may not be there.
+            assert scene in ("named", "models"), liar.lies
+            texts.append(str(error))
+        finally:
+            with suppress(DjinnError):
+                djinn.shutdown()
+            monkeypatch.undo()
+        said = "".join((*texts, caplog.text))
+        assert not [text for text in "\x1b\x07\x9b\u202e" if text in said], (liar.lies, said)
+        lies += bool(liar.lies)
+    assert lies > SEEDS / 2
