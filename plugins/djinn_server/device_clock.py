@@ -63,6 +63,8 @@ class DeviceClock(Generic[_Owner]):
         self._spans: deque[DeviceSpan[_Owner]] = deque()
         self._works = threading.Event()
         self._is_lost = False
+        self.is_fed = False
+        """Whether a program is being submitted that `watch` is to look at."""
 
     def mark(self) -> DeviceMark | None:
         """Mark a point; ``None`` if the device is lost."""
@@ -80,6 +82,11 @@ class DeviceClock(Generic[_Owner]):
             self._spans.append(span)
             self._works.set()
 
+    def feed(self) -> None:
+        """Have `watch` look while a program is submitted, until ``is_fed`` is set back."""
+        self.is_fed = True
+        self._works.set()
+
     @property
     def oldest(self) -> DeviceSpan[_Owner] | None:
         """What the device works on; ``None`` if it has finished everything."""
@@ -96,7 +103,7 @@ class DeviceClock(Generic[_Owner]):
             self._lose(error)
         if found and self._spans:
             self._spans[0].since_ns = time.monotonic_ns()
-        if not self._spans:
+        if not (self._spans or self.is_fed):
             self._works.clear()
         return found
 

@@ -129,8 +129,15 @@ class RunQueue:
                 if not span.is_part:
                     self._ran(span.program, span.owner.before_s)
                     span.owner.before_s = 0.0
+            if self.running is not None and self._turnstile is not None:
+                self.running.ask_to_pause()
             self._show()
         return True
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether other workers use the device, too."""
+        return self._turnstile is not None
 
     def _ran(self, program: tuple[str, ExecutionPhase], seconds: float) -> None:
         if program[0]:
@@ -273,13 +280,17 @@ class RunQueue:
         place.kind.waiting.append(place)
         self._waiting += 1
 
+    def is_over(self, now: float) -> bool:
+        """Whether the turn is over, so that a program gives way before its next step."""
+        return self.is_recalled and now >= self._until_s
+
     def pause(self, place: SessionSlot, now: float) -> bool:
         """Give the turn back between two steps of a program if it is over; the caller holds the lock.
 
         Returns:
             Whether the program has to wait for its next turn, from which it is counted on.
         """
-        if place.stop or self._is_closed or not self.is_recalled or now < self._until_s:
+        if place.stop or self._is_closed or not self.is_over(now):
             return False
         self._end_part(place, now, is_part=True)
         place.start, place.kind.start = place.finish, place.kind.finish
@@ -298,6 +309,8 @@ class RunQueue:
         if kind.waiting:
             kind.start = kind.finish
         program = place.program, place.phase
+        if self.clock is not None:
+            self.clock.is_fed = False
         last = None if self.clock is None else self.clock.mark()
         if self.clock is None or place.first is None or last is None:
             self._used(place, part_s, now)

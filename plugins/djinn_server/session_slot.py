@@ -14,6 +14,7 @@ from djinn_lib_service.pauses import Pause
 from djinn.errors import DjinnError, LimitError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run, RunDelta
+from djinn_server.backlog import Backlog
 from djinn_server.board import NOBODY, Mark
 from djinn_server.recent import RecentSum
 
@@ -91,6 +92,7 @@ class SessionSlot:
         """How long an asynchronous device has computed parts of a program that has paused."""
         self.breaks: list[BaseException] = []
         self._request = Pause(self._pause)
+        self._backlog = Backlog(self._marked) if line.clock is not None and line.takes_turns else None
         self.first: DeviceMark | None = None
         """The mark before its running program."""
         self.recent = RecentSum()
@@ -161,11 +163,19 @@ class SessionSlot:
             raise TransportError("The server is ending.", hint="Use another server, or this one later.")
         self._mark_begin()
 
+    def _marked(self) -> DeviceMark | None:
+        with self._line.lock:
+            return None if self._line.clock is None else self._line.clock.mark()
+
     def _mark_begin(self) -> None:
         clock = self._line.clock
         if clock is not None:
             with self._line.lock:
                 self.first = clock.mark()
+                if self._backlog is not None:
+                    clock.feed()
+                    if self._backlog.is_long:
+                        self.ask_to_pause()
 
     def end(self) -> None:
         """Record that the program has finished; see `djinn_lib_service.turns.Turns.end`."""
@@ -204,13 +214,19 @@ class SessionSlot:
             self.breaks.append(self._request)
 
     def _pause(self) -> None:
-        """Wait for the next turn, if this one is over; called between two steps."""
+        """Wait for a device that is far behind, and for the next turn if this one is over; between two steps."""
         line = self._line
-        line.settle()
+        if self._backlog is not None:
+            self._backlog.step()
+        if line.is_over(time.monotonic()):
+            line.settle()
         with line.lock:
-            self.breaks.remove(self._request)
+            if self._backlog is None or not self._backlog.is_long:
+                self.breaks.remove(self._request)
             waits = line.pause(self, time.monotonic())
         if waits:
+            if self._backlog is not None:
+                self._backlog.clear()
             self._gate.acquire()
             self._mark_begin()
 

@@ -30,12 +30,14 @@ class Device:
         self.now_s = 0.0
         self.ready_s = 0.0
         self.is_lost = False
+        self.marks = self.waits = 0
 
     def submit(self, seconds: float) -> None:
         self.ready_s = max(self.ready_s, self.now_s) + seconds
 
     def mark(self) -> Mark:
         self.check()
+        self.marks += 1
         self.ready_s = max(self.ready_s, self.now_s)
         return Mark(self, self.ready_s)
 
@@ -52,6 +54,10 @@ class Mark:
     def query(self) -> bool:
         self.device.check()
         return self.device.now_s >= self.at_s
+
+    def synchronize(self) -> None:
+        self.device.now_s = max(self.device.now_s, self.at_s)
+        self.device.waits += 1
 
     def elapsed_time(self, later: Mark) -> float:
         return (later.at_s - self.at_s) * 1e3
@@ -173,6 +179,49 @@ def test_what_others_compute_while_a_program_pauses_is_not_charged(bench: Bench)
     (found,) = line.slowest_programs()
     assert (found.runs, found.total_ns / 1e9) == (1, pytest.approx(4.0))
     assert bench.used_s == pytest.approx(4.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("step_s", "most_ahead_s"), [(0.05, 0.15), (2e-3, 0.02), (2e-5, 0.025)])
+def test_a_program_is_submitted_as_little_ahead_of_the_device_as_keeps_it_busy(
+    bench: Bench, step_s: float, most_ahead_s: float,
+) -> None:
+    device, line = bench.device, RunQueue(Turns([]), mark=bench.device.mark)
+    line.granted(1)
+    place, ahead_s, steps = line.open(), list[float](), 2000
+    for _ in range(2):
+        place.received(Batch([RUN]))
+        place.begin()
+        for step in range(steps):
+            if place.breaks:
+                assert reason_to_stop(place.breaks) is None
+            if step % 20 == 0:
+                line.look()
+            assert device.now_s < device.ready_s or not ahead_s, "the device has something to do"
+            device.submit(step_s)
+            ahead_s.append(device.ready_s - device.now_s)
+        place.end()
+        place.carried_out()
+    line.close()
+    assert max(ahead_s[100:]) <= most_ahead_s, "only until it was seen that the device is slower"
+    assert device.waits > 0
+    assert device.marks < (2.5 if step_s > 1e-3 else 0.1) * steps * 2
+
+
+def test_a_device_that_keeps_up_is_not_waited_for(bench: Bench) -> None:
+    device, line = bench.device, RunQueue(Turns([]), mark=bench.device.mark)
+    line.granted(1)
+    place = line.open()
+    place.received(Batch([RUN]))
+    place.begin()
+    for _ in range(100):
+        line.look()
+        assert reason_to_stop(place.breaks) is None
+        assert place.breaks == []
+        device.submit(1e-3)
+        device.now_s = device.ready_s
+    place.end()
+    line.close()
+    assert device.waits == 0
 
 
 def test_the_next_program_is_that_of_whoever_has_used_the_device_less(bench: Bench) -> None:

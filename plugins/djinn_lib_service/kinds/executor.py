@@ -364,6 +364,9 @@ class DeviceMark(Protocol):
     def query(self) -> bool:
         """Whether the device has reached it."""
 
+    def synchronize(self) -> None:
+        """Wait until the device has reached it; other threads run meanwhile."""
+
     def elapsed_time(self, later: Any) -> float:
         """Return the milliseconds from this point to a later one of the same device, which was reached."""
 
