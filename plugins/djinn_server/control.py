@@ -51,6 +51,8 @@ __all__ = (
     "ignore_signals",
 )
 
+_Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""A number: others would be no JSON, so that one session would hide all others from the operator."""
 MAX_LISTED = 2048
 """Maximum number of sessions in a report of a worker, the busiest first."""
 
@@ -204,14 +206,14 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     session: str
     key_digest: bytes
     peer: str
-    age_s: float
-    idle_s: float
+    age_s: _Seconds
+    idle_s: _Seconds
     queued: int
-    running_s: float
+    running_s: _Seconds
     held_bytes: int
     handles: int
     name: str = ""
-    left_s: float = 0.0
+    left_s: _Seconds = 0.0
     program: str = ""
 
 

@@ -233,8 +233,10 @@ class AwaitedControl:
             self._since_s = thread_time()
             if length is not None and len(data) == length:
                 return self._messages.decode(data), found.pop() if found else None
-        except _INVALID:
-            pass
+        except _INVALID as error:
+            if not isinstance(error, OSError):
+                _strangers.write(logging.WARNING, "invalid messages", "a channel ends, since a message is invalid: %s",
+                                 error)
         finally:
             if found:
                 os.close(found.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -16,7 +17,7 @@ from anyio.abc import SocketListener, SocketStream
 from djinn_lib_server.accepting import Visit, accept_forever
 from djinn_server import control_channel
 from djinn_server.changes import Changes
-from djinn_server.control import Drained, FromStore, Incoming, Look, Spawned, StoreReply
+from djinn_server.control import Drained, FromStore, Incoming, Look, Seen, SessionState, Spawned, StoreReply
 from djinn_server.control_channel import FROM_WORKER, MAX_UNANSWERED, TURN_REQUESTS, AwaitedControl, Control
 from djinn_server.event_loop import Tasks
 from djinn_server.pacing import SHARE, Pacing
@@ -115,8 +116,10 @@ async def test_messages_and_descriptors_go_from_threads_to_tasks_and_back(anyio_
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
 @pytest.mark.parametrize("said", [
     b"\xff" * 8, b"\x03\0\0\0???", b"\x04\0", framed(b"\x81\xa4type\xa2\xff\xfe"),
-    framed(msgspec.msgpack.encode(Look(1))), framed(b"\x82\xa4type\xa7drained\xa1x" + b"\x91" * 5000 + b"\xc0"),
-], ids=["too-long", "nonsense", "cut-short", "no-text", "of-the-gateway", "nested"])
+    framed(msgspec.msgpack.encode(Look(1))),
+    framed(msgspec.msgpack.encode(Seen(1, (SessionState("x", b"", "", math.nan, 0.0, 0, 0.0, 0, 0),)))),
+    framed(b"\x82\xa4type\xa7drained\xa1x" + b"\x91" * 5000 + b"\xc0"),
+], ids=["too-long", "nonsense", "cut-short", "no-text", "of-the-gateway", "no-number", "nested"])
 async def test_what_is_no_message_ends_the_channel(anyio_backend: str, said: bytes) -> None:
     ours, theirs = socket.socketpair()
     turns, worker = socket.socketpair()
