@@ -152,6 +152,13 @@ def _powers(named: Named) -> None:
         expect(dtype is None or dtype.is_complex or not tensor.is_complex(), f"{tensor.dtype} summed as {dtype}")
 
 
+def _eigenvalues(named: Named) -> None:
+    """Check that numbers are finite, as `linalg_eig` does: LAPACK goes on with sizes that it has not set."""
+    tensor = named["self"]
+    expect_as_eager(not has_elements(tensor) or bool(torch.isfinite(tensor).all()),
+                    "torch.linalg.eigvals: input tensor should not contain infs or NaNs.")
+
+
 def _sums_into(named: Named) -> None:
     """Check that sums are written to a tensor of their own dtype: only the public operator sees to that."""
     if "out" in named:
@@ -185,6 +192,7 @@ FAULTS: Mapping[str, Rule] = {
     "adaptive_avg_pool3d_backward": _averaged,
     **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_avg_pool3d",
                      "_adaptive_avg_pool3d"), _adaptive_pool),
+    **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
     "_logcumsumexp": _sums_into,
     **dict.fromkeys(("linalg__powsum", "_foreach_powsum"), _powers),
 }
