@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
+import stat
+import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 from djinn_lib_server.options import LogFormat
 
-__all__ = ("printable", "write_to")
+__all__ = ("keep_log", "printable", "write_to")
 
 _HIDDEN = "***"
 
@@ -37,6 +40,17 @@ def write_to(stream: TextIO, form: LogFormat, *, secrets: Sequence[str] = (), **
     hidden = tuple(filter(None, secrets))
     handler.setFormatter(_JsonFormatter(hidden, fields) if form == "json" else _TextFormatter(hidden))
     logging.getLogger().addHandler(handler)
+
+
+def keep_log() -> None:
+    """Let this process, and those that it starts, only append to the log, if it is a file.
+
+    They share its position, which a worker that is taken over could set back. Its sandbox forbids it to change this.
+    """
+    if sys.platform == "linux" and stat.S_ISREG(os.fstat(2).st_mode):
+        import fcntl
+
+        fcntl.fcntl(2, fcntl.F_SETFL, fcntl.fcntl(2, fcntl.F_GETFL) | os.O_APPEND)
 
 
 class _TextFormatter(logging.Formatter):

@@ -31,7 +31,7 @@ from djinn_server.dialing import Exchange
 from djinn_server.event_loop import Tasks
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
-from djinn_server.log_lines import write_to
+from djinn_server.log_lines import keep_log, write_to
 from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.models import GatewayModels
 from djinn_server.operator_socket import check_path, default_folder, servers
@@ -94,6 +94,7 @@ def open_server(
     plugins = Plugins.configured({**settings, "token": options.tokens.token, "plugins": options.plugins, **quiet},
                                  os.environ, "server")
     config = plugins.settings(Config)
+    keep_log()
     write_to(sys.stderr, options.operator.log_format, secrets=(config.token,), role="gateway")
     configure(config)
     options = _with_device(options, plugins)

@@ -246,11 +246,13 @@ def end(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("what", TAKEOVERS)
 def test_native_code_in_a_worker_reaches_nothing(fenced: Fenced, what: str) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in (fenced.folder / "private").iterdir())
+    logged = fenced.log.read_bytes()
     found = fenced.take_over(what)
     assert len(found) >= 3
     assert what != "sharing_what_is_others" or any(name.startswith("shared upload") for name in found)
     assert not {name: outcome for name, outcome in found.items() if outcome.startswith(takeover.DONE)}
     fenced.check()
+    assert fenced.log.read_bytes().startswith(logged)
     assert before == sorted((path, path.stat().st_mtime_ns) for path in (fenced.folder / "private").iterdir())
 
 

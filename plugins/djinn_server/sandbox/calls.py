@@ -139,8 +139,9 @@ _CLONE_THREAD = 0x100 | 0x800 | 0x10000
 """``CLONE_VM``, ``CLONE_SIGHAND`` and ``CLONE_THREAD``: the flags that create a thread instead of a process."""
 _CLONE_OTHER = 0x7E020000 | 0x2000 | 0x00800000
 """The namespace flags, and ``CLONE_PTRACE`` and ``CLONE_UNTRACED``."""
-_FCNTL = (0, 1, 2, 3, 4, 1030)
-"""Copies of descriptors, and their flags; not the owner that receives their signals."""
+_FCNTL = (0, 1, 2, 3, 1030)
+"""Copies of descriptors, and their flags; not the owner that receives their signals, and no flags of files: a log that
+is appended to stays so."""
 _SIGNALLED = (8, 10, 15)
 """``F_SETOWN``, ``F_SETSIG`` and ``F_SETOWN_EX``, which make the kernel send signals to other processes."""
 _IOCTL = (0x5421, 0x541B, 0x5401, 0x802C542A, 0x5413, 0x5450, 0x5451)

@@ -32,7 +32,8 @@ DONE = "DONE"
 _libc = ctypes.CDLL(None, use_errno=True)
 _NUMBERS = {name: number for table in (FREE, CHECKED, ABSENT, REFUSED)
             for name, number in parse(table, ARCHITECTURES.get(platform.machine(), ARCHITECTURES["x86_64"])).items()}
-_NUMBERS["memfd_create"] = 319 if platform.machine() == "x86_64" else 279
+_NUMBERS |= {name: numbers[platform.machine() == "aarch64"] for name, numbers in {
+    "memfd_create": (319, 279), "pwrite64": (18, 68), "ftruncate": (77, 46), "fallocate": (285, 47)}.items()}
 HARMFUL = frozenset({"reboot", "vhangup", "sethostname", "setdomainname", "fork", "vfork", "acct", "swapoff", "umount2",
                      "settimeofday", "clock_settime", "syslog", "kill", "tkill", "chroot"})
 """Calls that are not made without arguments: where there is no filter, they would do something."""
@@ -148,6 +149,8 @@ def writing_files(target: dict[str, Any]) -> dict[str, str]:
         "mknod": call("mknodat", AT_HERE, made, 0o100600, 0), "chmod": call("fchmodat", AT_HERE, old, 0o777),
         "chown": call("fchownat", AT_HERE, old, 0, 0, 0), "setxattr": call("setxattr", old, b"user.x", b"x", 1, 0),
         "times": call("utimensat", AT_HERE, old, 0, 0), "mount": call("mount", b"/", b"/mnt", b"", 4096, 0),
+        "memory through a file": opened("/proc/self/mem", os.O_RDWR),
+        "who is killed first": opened("/proc/self/oom_score_adj", os.O_WRONLY),
         "module to import": opened(str(Path(__file__).with_name("taken.py")), os.O_WRONLY | os.O_CREAT),
     }
     return found
@@ -161,6 +164,7 @@ def reaching_the_network(target: dict[str, Any]) -> dict[str, str]:
     mine = descriptors()
     places = {f"port {port}": struct.pack("=H", socket.AF_INET) + struct.pack("!H4s8x", port, bytes([127, 0, 0, 1]))
               for port in target["ports"]}
+    places["abstract"] = struct.pack("=H", socket.AF_UNIX) + b"\0djinn-taken"
     places["unix"] = struct.pack("=H", socket.AF_UNIX) + target["unix"].encode() + b"\0"
     for name, place in places.items():
         for descriptor in mine:
@@ -257,6 +261,8 @@ def gaining_privileges(target: dict[str, Any]) -> dict[str, str]:
              "parent's death": call("prctl", 1, 0, 0, 0, 0), "personality": call("personality", 0x0040000),
              "namespace of files": call("setns", 0, 0x20000), "pivot_root": call("pivot_root", b"/", b"/"),
              "chroot": call("chroot", b"/")}
+    for name, number in (("processes", 6), ("files", 7), ("core", 4)):
+        found[f"more {name}"] = call("prlimit64", 0, number, struct.pack("QQ", 2**40, 2**40), None)
     for name, flag in (("user", 0x10000000), ("pid", 0x20000000), ("net", 0x40000000), ("mount", 0x20000)):
         found[f"unshare {name}"] = call("unshare", flag)
     return found
@@ -296,6 +302,12 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
             leads = str(Path(f"/proc/self/fd/{name}").readlink())
         except OSError:
             continue
+        if leads in target["log"]:
+            # It may add to the log. Whatever it does, what is there stays; the test looks at that.
+            found |= {f"log {name} {what}": call(what, int(name), *arguments) for what, arguments in (
+                ("fcntl", (4, 0)), ("ftruncate", (0,)), ("pwrite64", (b"x", 1, 0)), ("fallocate", (3, 0, 4096)))}
+            call("lseek", int(name), 0, 0)
+            call("write", int(name), b"\n", 1)
         if leads.startswith("/memfd:djinn-board"):
             # Where it writes whose program it runs. The gateway reads that, and would end if it were cut off.
             found[f"board {name}"] = call("ftruncate", int(name), 0)
@@ -304,7 +316,9 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
             # What other tenants have uploaded, too.
             found |= {f"shared upload {name} {what}": call(what, *arguments) for what, arguments in (
                 ("pwrite64", (int(name), b"x", 1, 0)), ("ftruncate", (int(name), 0)), ("write", (int(name), b"x", 1)),
+                ("fallocate", (int(name), 3, 0, 4096)), ("fcntl", (int(name), 1033, 0)),
                 ("mmap", (0, 4096, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, int(name), 0)))}
+            found[f"shared upload {name} again"] = opened(f"/proc/self/fd/{name}", os.O_RDWR)
             continue
         known = ("/dev/null", "/memfd:djinn-uploads", "socket:", "pipe:", "anon_inode:", f"/proc/{os.getpid()}/",
                  *target["log"], *(path for path in files_for(has_driver=False).readable if path.startswith("/proc/")))
