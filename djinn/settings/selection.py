@@ -113,5 +113,4 @@ def _bad_item(item: object) -> ConfigurationError:
     return ConfigurationError(
         f"The setting plugins has an item that means nothing: {item!r}.",
         hint=f"Allowed are kind=name with a kind out of {', '.join(KINDS)}, and -plugin-name, which switches a plugin "
-        f"off; in DJINN_PLUGINS they are separated by commas.",
-    )
+             f"off; in DJINN_PLUGINS they are separated by commas.")

@@ -63,6 +63,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Programs in batches up to this number are cancelled."""
     takes_early: bool = False
     """Whether the server may answer batches before it receives them; see `Result.assumes`."""
+    name: Text = ""
+    """Name of the session that the client is going to open, so that it reaches the process that has its values."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from djinn_lib_server.limits import Limits
+from djinn_lib_server.limits import MAX_WORKERS, Limits
 from djinn_lib_server.tenants import written
 
 from djinn.errors import ConfigurationError
@@ -45,6 +45,8 @@ def create(
         min=0, help="MiB that may be offloaded to host memory; 0: the server's default.")] = 0,
     max_programs: Annotated[int, typer.Option(
         min=0, help="Programs defined by one session; 0: the server's default.")] = 0,
+    max_workers: Annotated[int, typer.Option(
+        min=0, max=MAX_WORKERS, help="Processes for owners that are kept apart; 0: the server's default.")] = 0,
     models: Annotated[list[str] | None, typer.Option(
         "--model", show_default=False, metavar="NAME",
         help="A gated model that the tenant may use, or a pattern such as meta/*; see djinn serve --gated-model. "
@@ -65,7 +67,7 @@ def create(
     file = _file(tokens)
     try:
         limits = Limits(max_sessions, max_inflight_mib * 2**20, max_handles, max_nodes, max_queued, max_wait_s,
-                        max_memory_mib * 2**20, max_host_mib * 2**20, max_programs)
+                        max_memory_mib * 2**20, max_host_mib * 2**20, max_programs, max_workers)
         token = file.create(name, weight=weight, expires=end_of(expires, int(time.time())), models=models or (),
                             share=share, limits=limits)
         _show(token, name)

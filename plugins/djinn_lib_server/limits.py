@@ -9,10 +9,12 @@ from msgspec import Meta
 
 from djinn_lib_server.option import MIB, Option
 
-__all__ = ("Limited", "Limits", "memory_limit")
+__all__ = ("MAX_WORKERS", "Limited", "Limits", "memory_limit")
 
 Limited: TypeAlias = Literal["sessions", "inflight_bytes", "handles", "nodes", "queued", "wait", "programs"]
 """Limits that can refuse a request."""
+MAX_WORKERS = 1000
+"""Most workers of one tenant, whatever its limit."""
 
 
 class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
@@ -28,6 +30,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
         memory_bytes: Device memory.
         host_bytes: Host memory for values moved there from the device, including cached values.
         programs: Programs that one session has defined.
+        workers: Processes for sessions that are kept apart.
     """
 
     sessions: Annotated[int, Meta(ge=0), Option(
@@ -58,6 +61,10 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, tag="limits"):
     programs: Annotated[int, Meta(ge=0), Option(
         "max-programs", "Maximum programs that one session keeps defined; 0: no limit. djinn's clients keep "
                         "2048.")] = 0
+    workers: Annotated[int, Meta(ge=0, le=MAX_WORKERS), Option(
+        "max-workers", "Maximum processes for owners that --isolate keeps apart; beyond it, the longest idle one ends, "
+                       "and if none is idle, no session starts. 0: as many as there can be. With --tokens, for each "
+                       "tenant whose token has no limit.", reloads=True)] = 0
 
 
 def memory_limit(server_bytes: int, limits: Limits) -> int:

@@ -36,6 +36,7 @@ __all__ = (
     "SessionOptions",
     "TlsOptions",
     "TokenOptions",
+    "WorkerOptions",
     "declared",
     "options_from",
 )
@@ -46,6 +47,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]
 _Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 _Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 LogFormat: TypeAlias = Literal["text", "json"]
+Isolation: TypeAlias = Literal["auto", "session", "owner", "tenant"]
 
 
 class SandboxMode(enum.Enum):
@@ -120,6 +122,18 @@ class FairnessOptions:
         "device-turns", "With --tokens: number of tenants that may use a device at the same time; the others "
                         "wait. Default: one, and on the CPU as many as there are cores for --threads.",
         shows_default=False)] = None
+
+
+@attrs.frozen
+class WorkerOptions:
+    """Which sessions share a process."""
+
+    isolate: Annotated[Isolation, Option(
+        "isolate", "Who shares no process with others: each session, each owner (see DJINN_OWNER), or each tenant. "
+                   "auto: owner on CPUs; tenant on other devices, where each process takes memory.")] = "auto"
+    idle_s: Annotated[float, Meta(ge=0, le=1e9), Option(
+        "worker-idle-s", "Seconds after which an owner's process without sessions ends, and with it the uploads that "
+                         "it has cached.")] = 300.0
 
 
 @attrs.frozen
@@ -269,9 +283,10 @@ class ServeOptions:
     address: AddressOptions = AddressOptions()
     device: DeviceOptions = DeviceOptions()
     fairness: FairnessOptions = FairnessOptions()
+    workers: WorkerOptions = WorkerOptions()
     tokens: TokenOptions = TokenOptions()
     tls: TlsOptions = TlsOptions()
-    limits: Limits = attrs.field(factory=lambda: Limits(sessions=256, programs=4096))
+    limits: Limits = attrs.field(factory=lambda: Limits(sessions=256, programs=4096, workers=100))
     sessions: SessionOptions = SessionOptions()
     memory: ServerMemoryOptions = ServerMemoryOptions()
     models: Annotated[str, Option(

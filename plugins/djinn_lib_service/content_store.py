@@ -92,7 +92,8 @@ class SharedUploads(Protocol):
         Any thread.
     """
 
-    def store(self, header: TensorHeader, tensor: torch.Tensor, mark: bytes, *, is_public: bool) -> KeptBytes | None:
+    def store(self, header: TensorHeader, tensor: torch.Tensor, mark: bytes, *, is_public: bool,
+              makes: bool = True) -> KeptBytes | None:
         """Return the bytes of a dense CPU tensor: those that another worker has stored, or a new copy of them.
 
         Args:
@@ -100,6 +101,7 @@ class SharedUploads(Protocol):
             tensor: The tensor.
             mark: Its mark.
             is_public: Whether the operator has made it public.
+            makes: Whether to make a copy if no other worker has one.
 
         Returns:
             The bytes; ``None`` if this worker cannot share them.
@@ -130,14 +132,15 @@ class _Content:
     def size_bytes(self) -> int:
         return size_bytes(self.header)
 
-    def share(self, memory: KeptMemory, uploads: SharedUploads | None) -> None:
+    def share(self, memory: KeptMemory, uploads: SharedUploads | None, *, makes: bool = True) -> None:
         """Move it to memory that values can share, if there is room: that of other workers, too, if they may."""
         try:
-            shared = uploads and uploads.store(self.header, self.tensor, self.mark, is_public=self.owner is PUBLIC)
-            shared = shared or memory.store(self.tensor)
+            shared = uploads and uploads.store(self.header, self.tensor, self.mark, is_public=self.owner is PUBLIC,
+                                               makes=makes)
+            shared = shared or (memory.store(self.tensor) if makes else None)
         except (OSError, ValueError):
             return
-        mapped = shared.mapped(self.header)
+        mapped = None if shared is None else shared.mapped(self.header)
         if mapped is not None:
             self.tensor, self.shared = mapped, shared
 
@@ -146,7 +149,8 @@ class ContentStore:
     """The contents that a server keeps for all its owners.
 
     Contents that a running session holds are kept. Contents that no session holds are kept until their space is needed,
-    and evicted in least-recently-used order. If the held contents leave no room, a new content is not kept.
+    and evicted in least-recently-used order. If the held contents leave no room, a new content is not kept, unless
+    another worker has it in memory already.
 
     Args:
         limit_bytes: Limit for all contents together; 0 keeps nothing.
@@ -182,6 +186,13 @@ class ContentStore:
         self.misses = 0
         self.released_bytes = 0
 
+    def limit(self, limit_bytes: int) -> None:
+        """Change the limit; contents that a running session holds are kept."""
+        with self._lock:
+            self.limit_bytes = limit_bytes
+            while self._idle and self.size_bytes > limit_bytes:
+                self._drop(next(iter(self._idle)))
+
     @property
     def size_bytes(self) -> int:
         """Bytes kept."""
@@ -208,15 +219,21 @@ class ContentStore:
         made = _Content(PUBLIC if digest in self._public else owner, header, tensor, mark, digest=digest)
         with self._lock:
             self.misses += 1
-            if self._held_bytes + made.size_bytes > self.limit_bytes:
+            has_room = self._held_bytes + made.size_bytes <= self.limit_bytes
+        if self._memory is not None and not has_room:
+            # What another worker has stored takes no more memory.
+            made.share(self._memory, self._uploads, makes=False)
+        with self._lock:
+            if made.shared is None and self._held_bytes + made.size_bytes > self.limit_bytes:
                 return None
-            while self.size_bytes + made.size_bytes > self.limit_bytes:
+            while self._idle and self.size_bytes + made.size_bytes > self.limit_bytes:
                 self._drop(next(iter(self._idle)))
             self._owned.setdefault(made.owner, {})[made] = None
             self._marked.setdefault((made.owner, mark), set()).add(made)
             self._held_bytes += made.size_bytes
         if self._memory is not None:
-            made.share(self._memory, self._uploads)
+            if has_room:
+                made.share(self._memory, self._uploads)
             self.released_bytes += made.size_bytes if made.shared is not None else 0
         return made
 

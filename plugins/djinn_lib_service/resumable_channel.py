@@ -491,17 +491,21 @@ class ResumableChannel:
 class ResumableSessions:
     """The sessions that can be resumed, by key.
 
+    Args:
+        prefix: Common beginning of their keys, so that a key identifies the process.
+
     Concurrency:
         Any thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: bytes = b"") -> None:
+        self._prefix = prefix
         self._lock = threading.Lock()
         self._channels: dict[bytes, ResumableChannel] = {}
 
     def add(self, channel: ResumableChannel) -> bytes:
         """Create a session's secret key."""
-        key = secrets.token_bytes(RESUME_BYTES)
+        key = self._prefix + secrets.token_bytes(RESUME_BYTES - len(self._prefix))
         with self._lock:
             self._channels[digest_of(key)] = channel
         return key

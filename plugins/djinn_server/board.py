@@ -5,16 +5,16 @@ The gateway can read it when the worker cannot answer: while a kernel runs, and 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import mmap
 import os
 import struct
-import tempfile
 import time
 from typing import Self
 
 import attrs
+
+from djinn_server.shared_memory import shared_memory
 
 __all__ = ("NOBODY", "Board", "Mark", "Running", "digest_of", "mark_of")
 
@@ -86,17 +86,8 @@ class Board:
         Raises:
             OSError: The memory cannot be allocated.
         """
-        can_seal = hasattr(os, "memfd_create")
-        if can_seal:
-            descriptor = os.memfd_create("djinn-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        else:
-            with tempfile.TemporaryFile() as file:
-                descriptor = os.dup(file.fileno())
+        descriptor = shared_memory("djinn-board", _SIZE)
         try:
-            os.truncate(descriptor, _SIZE)
-            if can_seal:
-                # If a worker shrank the memory, reading it would kill the gateway with SIGBUS.
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             return cls(descriptor), descriptor
         except OSError:
             os.close(descriptor)

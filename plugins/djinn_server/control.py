@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 from typing import Annotated, TypeAlias
 
 import msgspec
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.named_values import NamedSession
 from djinn_lib_service.stored_models import KeepReply, StoredModel
 from msgspec import Meta
 
 from djinn.wire.messages import PeerHello
-from djinn_server.counters import WorkerReport
+from djinn_server.counters import MAX_NAMED, WorkerReport
 from djinn_server.upload_messages import DropUpload, FindUpload, MakeUpload, SealUpload, UploadReply
 
 __all__ = (
@@ -28,12 +31,15 @@ __all__ = (
     "EndSessions",
     "Ended",
     "Failed",
+    "FindNamed",
     "FromStore",
     "FromWorker",
     "GiveBack",
     "Grant",
     "Incoming",
     "Look",
+    "NamedFound",
+    "Part",
     "Ready",
     "RenameSession",
     "Renew",
@@ -41,6 +47,7 @@ __all__ = (
     "Seen",
     "SessionState",
     "Setup",
+    "SharedUse",
     "Spawn",
     "Spawned",
     "Stop",
@@ -49,6 +56,7 @@ __all__ = (
     "TurnChannel",
     "TurnRequest",
     "ignore_signals",
+    "name_process",
 )
 
 _Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
@@ -70,6 +78,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
         mailbox_prefix: Prefix of the keys of its mailboxes, unique to this worker.
         public_digests: Digests of contents that every owner may use.
         takes_turns: Whether other workers use the device too.
+        shares_use: Whether its tenant may have other workers.
+        is_spare: Whether it waits for the first owner.
         tls_pair: The worker's own certificate and key, as PEM, in place of the server's.
     """
 
@@ -82,6 +92,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
     mailbox_prefix: bytes = b""
     public_digests: frozenset[bytes] = frozenset()
     takes_turns: bool = False
+    shares_use: bool = False
+    is_spare: bool = False
     tls_pair: str = ""
 
 
@@ -218,10 +230,30 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True, tag="seen"):
-    """From a worker: the answer to a `Look`."""
+    """From a worker: the answer to a `Look`.
+
+    Attributes:
+        number: Number of the `Look`.
+        sessions: Its sessions.
+        named: Its named sessions, as clients see them.
+    """
 
     number: int
     sessions: Annotated[tuple[SessionState, ...], Meta(max_length=MAX_LISTED)]
+    named: Annotated[tuple[NamedSession, ...], Meta(max_length=MAX_NAMED)] = ()
+
+
+class FindNamed(msgspec.Struct, frozen=True, tag="find_named"):
+    """From a worker: a request for the named sessions in the other workers of its tenant."""
+
+    number: int
+
+
+class NamedFound(msgspec.Struct, frozen=True, tag="named_found"):
+    """To a worker: the answer to a `FindNamed`."""
+
+    number: int
+    sessions: tuple[NamedSession, ...] = ()
 
 
 class EndSession(msgspec.Struct, frozen=True, tag="end_session"):
@@ -274,6 +306,28 @@ class RevokeDevice(msgspec.Struct, frozen=True, tag="recall"):
 
 class TurnChannel(msgspec.Struct, frozen=True, tag="turns"):
     """To a worker that takes turns: comes with the descriptor of the channel for them, right after the `Setup`."""
+
+
+class SharedUse(msgspec.Struct, frozen=True, tag="shared_use"):
+    """To a worker of a tenant that may have several: comes with the descriptor of the memory for their amounts.
+
+    Attributes:
+        place: Where the worker writes its amounts.
+    """
+
+    place: int
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """To a worker: its part of what the tenant's workers have together.
+
+    Attributes:
+        of: Its memory is one of so many equal parts of the tenant's limits.
+        keep_bytes: Bytes of uploads that it may keep; ``None`` for as many as before.
+    """
+
+    of: int
+    keep_bytes: int | None = None
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag="give_back"):
@@ -399,13 +453,21 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 ControlMessage: TypeAlias = (
     Setup | Ready | Failed | Incoming | Taken | Limits | Stop | Drain | Drained | Renew | EndSessions | WorkerReport
     | TurnChannel | Ask | Grant | RevokeDevice | GiveBack | Dial | Dialed | CanFork | Spawn | Spawned | Ended | Look
-    | Seen | EndSession | RenameSession | FromStore | StoreReply | FindUpload | MakeUpload | SealUpload | DropUpload
-    | UploadReply)
+    | Seen | SharedUse | Part | FindNamed | NamedFound | EndSession | RenameSession | FromStore | StoreReply
+    | FindUpload | MakeUpload | SealUpload | DropUpload | UploadReply)
 FromWorker: TypeAlias = (
-    Ready | Failed | Taken | Drained | WorkerReport | Dial | FromStore | Seen | FindUpload | MakeUpload | SealUpload
-    | DropUpload)
+    Ready | Failed | Taken | Drained | WorkerReport | Dial | FromStore | Seen | FindNamed | FindUpload | MakeUpload
+    | SealUpload | DropUpload)
 """What a worker says to the gateway, besides its requests for turns, which have a channel of their own."""
 TurnRequest: TypeAlias = Ask | GiveBack
+_NAME_PROCESS = 15
+"""``PR_SET_NAME`` of prctl(2)."""
+
+
+def name_process(text: str) -> None:
+    """Name this process, as lists of processes show it; nothing happens elsewhere than on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_NAME_PROCESS, text.encode(), 0, 0, 0)
 
 
 def ignore_signals() -> None:

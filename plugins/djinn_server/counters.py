@@ -34,7 +34,8 @@ from msgspec import Meta
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError
 from djinn_server.abilities import supports
 
-__all__ = ("MAX_NAMED", "Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged", "told_of_memory")
+__all__ = ("MAX_NAMED", "REPORT_S", "Meter", "Meters", "Reporter", "WorkerReport", "added", "fault_of", "merged",
+           "told_of_memory")
 
 REPORT_S = 0.25
 """How often a worker reports. With longer intervals, statistics per second would be inaccurate."""

@@ -31,14 +31,16 @@ class LeaseClient:
     """A worker that takes turns.
 
     Args:
-        key: Its tenant.
+        key: Its name among the workers.
+        tenant: Its tenant, which may have several workers.
         device: Position of the device that it uses.
         sock: The channel for its turns; owned by this object.
         is_stopped: Whether its process is stopped.
     """
 
-    def __init__(self, key: str, device: int, sock: socket.socket, is_stopped: Callable[[], bool]) -> None:
+    def __init__(self, key: str, tenant: str, device: int, sock: socket.socket, is_stopped: Callable[[], bool]) -> None:
         self.key = key
+        self.tenant = tenant
         self.device = device
         self._control = Control(sock, send_timeout_s=SEND_TIMEOUT_S, messages=TURN_REQUESTS)
         self.is_stopped = is_stopped
@@ -48,7 +50,7 @@ class LeaseClient:
         try:
             self._control.send(message)
         except OSError as error:
-            _log.info("%s: the worker takes no turns any more: %s", self.key, error)
+            _log.info("%s: the worker takes no turns any more: %s", self.tenant, error)
             self.close()
 
     def receive(self) -> TurnRequest | None:
@@ -91,7 +93,7 @@ class LeaseManager:
         with self._changed:
             counter = self._counters[customer.device]
             counter.customers[customer.key] = customer
-            counter.arbiter.join(customer.key, weight)
+            counter.arbiter.join(customer.key, weight, customer.tenant)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="djinn-turns", daemon=True)
                 self._thread.start()
@@ -174,7 +176,7 @@ class LeaseManager:
         for key in late:
             customer = counter.customers.get(key)
             if customer is not None and customer.is_stopped():
-                _log.warning("%s: the worker stands still and loses its turn", key)
+                _log.warning("%s: the worker stands still and loses its turn", customer.tenant)
                 arbiter.give_away(key, now)
         self._carry_out(counter)
         return min(arbiter.next_tick_s(), now + LOOK_S) if late else arbiter.next_tick_s()

@@ -6,7 +6,6 @@ memory of the imported modules.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -20,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from djinn_server.control import CanFork, Ended, Spawn, Spawned, ignore_signals
+from djinn_server.control import CanFork, Ended, Spawn, Spawned, ignore_signals, name_process
 from djinn_server.control_channel import Control
 from djinn_server.spawning import ForkServer
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ("fork_forkserver", "main", "prepare", "start_forkserver")
 
-_NAME_PROCESS = 15
-"""``PR_SET_NAME`` of prctl(2)."""
 _KINDS_OF_WORKERS = ("executor", "guard", "memory", "shapes", "store", "transport")
 """Kinds of plugins that workers need."""
 _log = logging.getLogger("djinn.server")
@@ -78,7 +75,7 @@ def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
     try:
         ours.close()
         _close_all_but(theirs.fileno())
-        _name("djinn-forksrv")
+        name_process("djinn-forksrv")
         prepare()
         _Forker(theirs).run()
         status = 0
@@ -153,7 +150,7 @@ class _Forker:
             os.environ.clear()
             os.environ.update(message.environment)
             logging.getLogger().handlers.clear()
-            _name("djinn-worker")
+            name_process("djinn-spare")
             from djinn_server.worker import main
 
             main()
@@ -181,10 +178,6 @@ def _close_all_but(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def _name(text: str) -> None:
-    ctypes.CDLL(None).prctl(_NAME_PROCESS, text.encode(), 0, 0, 0)
-
-
 def prepare(plugins: Plugins) -> None:
     """Import everything that workers need."""
     from djinn_lib_service.kinds.guard import SupportsPreparation
@@ -203,7 +196,7 @@ def main() -> None:
     from djinn.plugins import Plugins
 
     ignore_signals()
-    _name("djinn-forksrv")
+    name_process("djinn-forksrv")
     sock = socket.socket(fileno=os.dup(0))
     with open(os.devnull) as nothing:  # noqa: PTH123  # a device, not a path
         os.dup2(nothing.fileno(), 0)

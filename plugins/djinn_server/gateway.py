@@ -28,6 +28,7 @@ from djinn_server.authentication import Authentication
 from djinn_server.changes import Changes
 from djinn_server.event_loop import Tasks
 from djinn_server.handshake import greeting_of, receive_from, refuse_async, send_to
+from djinn_server.isolation import SPARE, described, place_of
 from djinn_server.operating import Operating
 from djinn_server.operator_socket import OperatorSocket, ask
 from djinn_server.outputs import Outputs, ServerMetrics
@@ -90,6 +91,7 @@ class Gateway:
         self._listener = listener
         self._authentication = authentication
         self._admission = admission
+        self._options = options
         self._is_quick = authentication.is_quick and admission.is_quick
         self._supervisor = supervisor
         self._counts = supervisor.ledger.gateway
@@ -173,8 +175,11 @@ class Gateway:
         Raises:
             DjinnError: It cannot start.
         """
-        if (first := self._authentication.tenant) is not None:
-            await self._supervisor.worker_of(first, patience_s=None, is_first=True)
+        boundary, first = self._supervisor.boundary, self._authentication.tenant
+        _log.info("%s", described(boundary, self._options, has_tenants=first is None))
+        if first is not None:
+            await self._supervisor.worker_of(first, "" if boundary == "tenant" else SPARE, patience_s=None,
+                                             is_first=True)
         self._tasks.spawn(self.watch.run)
         self._tasks.spawn(self._runs.run)
         if self._operator is not None:
@@ -265,26 +270,27 @@ class Gateway:
         check_versions(greeting)
         if isinstance(greeting, PeerHello):
             worker = self._supervisor.worker_with(greeting.mailbox)
-            await self._pass_on(channel, sequence, greeting, worker, None)
+            await self._pass_on(channel, sequence, greeting, worker, None, "")
             return
         client = self._admit(greeting, waiting) if self._is_quick else await anyio.to_thread.run_sync(
             self._admit, greeting, waiting, limiter=self._checks, abandon_on_cancel=True)
         admitted_s = time.monotonic()
         channel.greeted()
+        place = place_of(self._supervisor.boundary, greeting)
         with self._rejecting("worker"):
             # The values of a dead worker are lost, so a client that wants to resume need not wait for the next worker.
-            worker = (self._supervisor.present_worker(client.tenant) if greeting.resume
-                      else await await_worker(self._supervisor, client.tenant,
+            worker = (self._supervisor.present_worker(client.tenant, greeting.resume) if greeting.resume
+                      else await await_worker(self._supervisor, client.tenant, place,
                                               lambda waited_s: send_to(channel, sequence, Starting(waited_s))))
         if time.monotonic() - admitted_s > LOOK_S:
             # The token was valid when the client connected, and may have ended while the worker was starting.
             await anyio.to_thread.run_sync(self._authentication.check_current, client, limiter=self._checks)
-        await self._pass_on(channel, sequence, greeting, worker, client)
+        await self._pass_on(channel, sequence, greeting, worker, client, place)
         # The watch sees from now on when the token ends. Earlier, it could end a session that has not begun.
         self.watch.let_in(client)
 
     async def _pass_on(self, channel: Channel, sequence: int, greeting: Hello | PeerHello, worker: Worker,
-                       client: AuthenticatedClient | None) -> None:
+                       client: AuthenticatedClient | None, place: str) -> None:
         """Pass a client or a peer to a worker; a new session, to the next one if that dies before it has taken it."""
         token = b"" if client is None else client.token
         if not worker.takes_over(channel) or not supports(channel, SupportsHandover):
@@ -298,7 +304,7 @@ class Gateway:
                 _strangers.write(logging.INFO, "clients whose worker has died", "%s: its worker has died, it waits for "
                                  "the next one", channel.peer)
                 await anyio.sleep(RETRY_S)
-                worker = await self._supervisor.worker_of(client.tenant)
+                worker = await self._supervisor.worker_of(client.tenant, place)
         finally:
             os.close(connection.descriptor)
 

@@ -11,11 +11,14 @@ from djinn_lib_server.limits import Limited, Limits
 
 from djinn.errors import LimitError
 from djinn.wire.messages import Batch, Define, Forget
+from djinn_server.tenant_use import Alone, Amount, OthersUse
 
 __all__ = ("Allowances", "SessionAllowance")
 
 WAIT_S = 30.0
 """How long a session's tensors wait while tensors of the tenant's other sessions are being processed."""
+LOOK_S = 0.02
+"""How often to look whether other workers have taken their tensors in."""
 _ASK = "Ask the server's operator for more."
 
 
@@ -25,18 +28,21 @@ class Allowances:
     Args:
         limits: The initial limits.
         reject: Called with each limit that refuses a request.
+        use: What the tenant's other workers use.
 
     Attributes:
         limits: The current limits; may be replaced while sessions run.
-        reject: As given.
+        reject, use: As given.
 
     Concurrency:
         Any thread.
     """
 
-    def __init__(self, limits: Limits, reject: Callable[[Limited], None] = lambda limited: None) -> None:
+    def __init__(self, limits: Limits, reject: Callable[[Limited], None] = lambda limited: None,
+                 use: OthersUse | None = None) -> None:
         self.limits = limits
         self.reject = reject
+        self.use = use or Alone()
         self._changed = threading.Condition()
         self._sessions = 0
         self._handles = 0
@@ -50,9 +56,12 @@ class Allowances:
         """
         with self._changed:
             limit = self.limits.sessions
-            if limit and self._sessions >= limit:
+            # Written first: of several workers that begin a session at once, each sees the others'.
+            self.use.put(Amount.SESSIONS, self._sessions + 1)
+            if limit and (present := self._sessions + self.use.others(Amount.SESSIONS)) >= limit:
+                self.use.put(Amount.SESSIONS, self._sessions)
                 self.reject("sessions")
-                raise LimitError(f"There are {self._sessions} sessions already; the limit is {limit}.",
+                raise LimitError(f"There are {present} sessions already; the limit is {limit}.",
                                  hint=f"End one of them with djinn.shutdown(). {_ASK}")
             self._sessions += 1
         return SessionAllowance(self)
@@ -63,6 +72,9 @@ class Allowances:
             self._sessions -= 1
             self._handles -= handles
             self._inflight_bytes -= inflight_bytes
+            for amount, value in ((Amount.SESSIONS, self._sessions), (Amount.HANDLES, self._handles),
+                                  (Amount.INFLIGHT_BYTES, self._inflight_bytes)):
+                self.use.put(amount, value)
             self._changed.notify_all()
 
     def change_handles(self, before: int, now: int, *, checks: bool) -> None:
@@ -73,16 +85,19 @@ class Allowances:
         """
         with self._changed:
             limit, wanted = self.limits.handles, self._handles - before + now
-            if checks and limit and wanted > limit:
+            self.use.put(Amount.HANDLES, wanted)
+            if checks and limit and (together := wanted + self.use.others(Amount.HANDLES)) > limit:
+                self.use.put(Amount.HANDLES, self._handles)
                 self.reject("handles")
-                raise LimitError(f"There would be {wanted} values; the limit for all sessions is {limit}.",
+                raise LimitError(f"There would be {together} values; the limit for all sessions is {limit}.",
                                  hint=f"Let go of tensors that are not needed any more. {_ASK}")
             self._handles = wanted
 
     def most_handles(self, held: int) -> int:
         """Return how many values a session that holds some may hold."""
         with self._changed:
-            return self.limits.handles - (self._handles - held) if self.limits.handles else sys.maxsize
+            others = self._handles - held + self.use.others(Amount.HANDLES)
+            return self.limits.handles - others if self.limits.handles else sys.maxsize
 
     def hold_bytes(self, length: int) -> None:
         """Reserve in-flight bytes, waiting until they fit.
@@ -97,18 +112,28 @@ class Allowances:
                 raise LimitError(f"A message brings {length} bytes; the limit is {limit} at a time.",
                                  hint=f"Move smaller tensors. {_ASK}")
             until = time.monotonic() + WAIT_S
-            while limit and self._inflight_bytes + length > limit:
-                if not self._changed.wait(until - time.monotonic()):
+            while (held := self._held_beside(length)) and limit and held + length > limit:
+                self.use.put(Amount.INFLIGHT_BYTES, self._inflight_bytes)
+                left_s = until - time.monotonic()
+                # Nothing tells when bytes of another worker have been taken in.
+                self._changed.wait(min(left_s, LOOK_S) if held > self._inflight_bytes else left_s)
+                if left_s <= 0:
                     self.reject("inflight_bytes")
                     raise LimitError(
-                        f"A message brings {length} bytes, {self._inflight_bytes} are being taken in for other "
+                        f"A message brings {length} bytes, {held} are being taken in for other "
                         f"sessions, and the limit is {limit} at a time.", hint=f"Use fewer sessions at once. {_ASK}")
             self._inflight_bytes += length
+
+    def _held_beside(self, length: int) -> int:
+        """Publish the bytes held with these added, and return those held without them."""
+        self.use.put(Amount.INFLIGHT_BYTES, self._inflight_bytes + length)
+        return self._inflight_bytes + self.use.others(Amount.INFLIGHT_BYTES)
 
     def release_bytes(self, length: int) -> None:
         """Release in-flight bytes."""
         with self._changed:
             self._inflight_bytes -= length
+            self.use.put(Amount.INFLIGHT_BYTES, self._inflight_bytes)
             self._changed.notify_all()
 
 

@@ -38,6 +38,7 @@ class Account:
         amounts: The latest amounts.
         programs: The programs that took the most time.
         named: What stands for its named sessions, and when each began; see `TenantTotals.named`.
+        is_spare: Whether no owner has the worker yet; it does not count then.
         charged_to_others: Returns how many bytes of its kept uploads are charged to the workers that share them.
 
     Concurrency:
@@ -51,6 +52,7 @@ class Account:
         self.named: tuple[tuple[str, int], ...] = ()
         self.limit_bytes = limit_bytes
         self.device = device
+        self.is_spare = False
         self._wanted = RecentSum()
         self.counts = Counts()
         self.amounts = Amounts()
@@ -138,7 +140,8 @@ class MetricsStore:
             own = [account for account in accounts if account.label == label]
             found[label] = TenantTotals(
                 added((before, *(account.counts for account in own))),
-                _sum(account.charged() for account in own), sum(account.limit_bytes for account in own), len(own),
+                _sum(account.charged() for account in own), sum(account.limit_bytes for account in own),
+                sum(not account.is_spare for account in own),
                 restarts[label], summed((past_programs[label], *(account.programs for account in own))),
                 tuple(each for account in own for each in account.named))
         return found

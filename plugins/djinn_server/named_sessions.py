@@ -25,6 +25,7 @@ from djinn_lib_service.service import SessionService
 from djinn.errors import LimitError, OutOfMemoryError, RefusedError
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.log_lines import printable
+from djinn_server.tenant_use import Amount
 
 __all__ = ("NamedSessions", "SessionNames")
 
@@ -96,13 +97,16 @@ class NamedSessions:
         limit: How many there may be; 0 for no limit.
         allowances: Count the values of sessions that no client has open, too.
         clock: Returns the time.
+        in_others: Returns those in the other workers of the tenant.
 
     Concurrency:
         Any thread.
     """
 
     def __init__(self, lease_s: float, limit: int, allowances: Allowances,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic,
+                 in_others: Callable[[], tuple[NamedSession, ...]] = tuple) -> None:
+        self._in_others = in_others
         self._lease_s = lease_s
         self._limit = limit
         self._allowances = allowances
@@ -116,6 +120,10 @@ class NamedSessions:
         now = self.clock()
         with self._lock:
             return tuple(named.listed(now) for named in self._named.values())
+
+    def listed_of_all(self) -> tuple[NamedSession, ...]:
+        """List them, and those in the other workers of the tenant."""
+        return self.listed() + self._in_others()
 
     def began(self) -> tuple[tuple[str, int], ...]:
         """List their names, and when each of them began, in seconds since 1970."""
@@ -171,7 +179,10 @@ class NamedSessions:
             why = self._ended.get(asked.name, "")
             return NamedReply(f"There is no session {asked.name!r}{': ' if why else ''}{why}.",
                               "`djinn sessions --connect URL` lists those that there are.", RefusedError.code)
-        if found is None and self._limit and len(self._named) >= self._limit:
+        use = self._allowances.use
+        use.put(Amount.NAMES, len(self._named) + (found is None))
+        if found is None and self._limit and len(self._named) + use.others(Amount.NAMES) >= self._limit:
+            use.put(Amount.NAMES, len(self._named))
             return NamedReply(f"There are {self._limit} named sessions already, which is the limit.",
                               "Open one of them, and drop its values: djinn.kept.clear().", LimitError.code)
         if found is None:
@@ -226,6 +237,7 @@ class NamedSessions:
         gone = [named for named in self._named.values() if named.holder is None and is_meant(named)]
         for named in gone:
             del self._named[named.name]
+            self._allowances.use.put(Amount.NAMES, len(self._named))
             self._allowances.change_handles(len(named.handles), 0, checks=False)
             if why:
                 after = f", {named.lease_s:g} s after its client had left" if why is _LEASE else ""
@@ -287,7 +299,7 @@ class SessionNames:
         if request.drops:
             return self._drop(request.drops)
         if not request.name:
-            return NamedReply(sessions=self._sessions.listed())
+            return NamedReply(sessions=self._sessions.listed_of_all())
         if named is None:
             claimed = self._sessions.claim(request, self)
             if isinstance(claimed, NamedReply):

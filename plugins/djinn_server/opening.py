@@ -31,6 +31,7 @@ from djinn_server.dialing import Exchange
 from djinn_server.event_loop import Tasks
 from djinn_server.forkserver import fork_forkserver, prepare, start_forkserver
 from djinn_server.gateway import Gateway
+from djinn_server.isolation import boundary_of
 from djinn_server.log_lines import keep_log, write_to
 from djinn_server.memory import default_keep_bytes, memory_plugin
 from djinn_server.models import GatewayModels
@@ -139,10 +140,10 @@ def open_server(
         raise ListenError(error.summary, hint=error.hint) from None
     admission = GuardedAdmission(admissions.open(options))
     authentication = Authentication(authenticators.open(options))
-    has_tenants = authentication.tenant is None
+    has_workers = authentication.tenant is None or boundary_of(options) != "tenant"
     setup = Setup(
         options.without_token(), device=options.device.names[0],
-        address="" if hands_over else options.url_of_port(0), takes_turns=has_tenants,
+        address="" if hands_over else options.url_of_port(0), takes_turns=has_workers,
         public_digests=read_digests(Path(options.memory.public_contents)) if options.memory.public_contents
         else frozenset())
     peers = PeerPolicy.parse(options.peers, is_private=is_private, listens_on_path=options.scheme == UNIX)
@@ -153,8 +154,9 @@ def open_server(
     supervisor = Supervisor(setup, environment, admission, tasks, forkserver=forkserver,
                             exchange=Exchange(peers, plugins.transport_for, tasks),
                             models=None if models is None else GatewayModels(models, tasks, options.gated_models),
-                            uploads=GatewayUploads(keep_bytes, tasks) if keep_bytes and has_tenants else None,
-                            places=places)
+                            uploads=GatewayUploads(keep_bytes, tasks, among_owners=boundary_of(options) != "tenant")
+                            if keep_bytes and has_workers else None,
+                            keep_bytes=keep_bytes, places=places)
     gateway = Gateway(listener, authentication, admission, supervisor, options, tasks,
                       control=_control(options.operator.control))
     try:

@@ -98,10 +98,10 @@ class Operating:
         Raises:
             ConfigurationError: There is no such tenant and no such session, or more than one.
         """
-        workers = self._supervisor.workers()
-        for tenant, worker in workers:
-            if wanted.target == (tenant.name or EVERYBODY):
-                return await self._kick_tenant(tenant, worker, wanted)
+        own = [(tenant, worker) for tenant, worker in self._supervisor.workers()
+               if wanted.target == (tenant.name or EVERYBODY)]
+        if own:
+            return await self._kick_tenant(own, wanted)
         found = [(row, worker) for row, worker in await self._rows()
                  if len(wanted.target) >= MIN_PREFIX and row.session.startswith(wanted.target)]
         if len(found) != 1:
@@ -111,15 +111,24 @@ class Operating:
                 hint=f"`djinn sessions` lists them; {MIN_PREFIX} characters of a session's name are needed at least.")
         return await self._kick_session(*found[0], wanted)
 
-    async def _kick_tenant(self, tenant: Tenant, worker: Worker, wanted: _Kick) -> dict[str, Any]:
+    async def _kick_tenant(self, own: list[tuple[Tenant, Worker]], wanted: _Kick) -> dict[str, Any]:
         error = SessionTerminatedError("The server's operator has ended this tenant's sessions.", hint=_HINT)
-        states = await worker.look(LOOK_TIMEOUT_S) or ()
-        for state in states:
-            self._verdicts.add(state.key_digest, error)
-        await worker.tell(EndSession("", error.code, error.summary, error.hint))
-        self._supervisor.ledger.gateway.end("kicked", max(1, len(states)))
-        has_ended = await self._supervisor.end(tenant, wanted.wait_s)
-        return {"sessions": len(states), "worker": 0 if has_ended else worker.pid, "remains": ""}
+        count = 0
+
+        async def end(worker: Worker) -> None:
+            nonlocal count
+            states = await worker.look(LOOK_TIMEOUT_S) or ()
+            for state in states:
+                self._verdicts.add(state.key_digest, error)
+            count += len(states)
+            await worker.tell(EndSession("", error.code, error.summary, error.hint))
+
+        async with anyio.create_task_group() as ending:
+            for _, worker in own:
+                ending.start_soon(end, worker)
+        self._supervisor.ledger.gateway.end("kicked", max(1, count))
+        has_ended = await self._supervisor.end(own[0][0], wanted.wait_s)
+        return {"sessions": count, "worker": 0 if has_ended else own[0][1].pid, "remains": ""}
 
     async def _kick_session(self, row: SessionRow, worker: Worker, wanted: _Kick) -> dict[str, Any]:
         error = SessionTerminatedError("The server's operator has ended this session.", hint=_HINT)

@@ -21,6 +21,7 @@ from djinn_server.device_clock import DeviceClock, DeviceSpan
 from djinn_server.program_times import ProgramTimes
 from djinn_server.recent import RECENT_S, RecentSum
 from djinn_server.session_slot import MAX_RETRY_S, PriorityClass, SessionSlot, too_much
+from djinn_server.tenant_use import Alone, Amount, OthersUse
 
 __all__ = ("DeviceLease", "RunQueue")
 
@@ -60,6 +61,7 @@ class RunQueue:
         board: Where the running program's session is recorded; ``None`` if it need not be.
         mark: Marks a point in the work of a device that computes asynchronously. Then the device's time counts: the
             board shows whose program it computes, and sessions are charged for that, when it is known.
+        use: What the tenant's other workers use.
 
     Concurrency:
         Any thread; each `SessionSlot` is used by one.
@@ -71,16 +73,16 @@ class RunQueue:
     def __init__(
         self, turnstile: DeviceLease | None = None, *, limits: Callable[[], Limits] = Limits,
         settle: Callable[[], None] = lambda: None, reject: Callable[[Limited], None] = lambda limited: None,
-        board: Board | None = None, mark: Callable[[], DeviceMark] | None = None,
+        board: Board | None = None, mark: Callable[[], DeviceMark] | None = None, use: OthersUse | None = None,
     ) -> None:
         self.clock: DeviceClock[SessionSlot] | None = None if mark is None else DeviceClock(mark)
         self._board = board
+        self._use = use or Alone()
         self.limits = limits
         self.reject = reject
         self.settle = settle
         self.lock = threading.Lock()
-        self.queued = 0
-        """Programs received from sessions that have not finished."""
+        self._queued = 0
         self.busy = 0
         """Sessions that are executing a message, or have received the next one."""
         self.is_recalled = False
@@ -91,7 +93,7 @@ class RunQueue:
         self._turnstile = turnstile
         self._turn = 0 if turnstile is None else -1
         """The current turn; -1 for none."""
-        self._has_asked = False
+        self._has_asked = self._had_turn = False
         self._until_s = math.inf
         self._is_closed = False
         self._usual, self._decode = PriorityClass(1.0), PriorityClass(DECODE_WEIGHT)
@@ -112,6 +114,21 @@ class RunQueue:
 
         if self.clock is not None:
             threading.Thread(target=self.clock.watch, args=(self.look,), name="djinn-device-clock", daemon=True).start()
+
+    @property
+    def queued(self) -> int:
+        """Programs received from sessions that have not finished."""
+        return self._queued
+
+    @queued.setter
+    def queued(self, count: int) -> None:
+        self._queued = count
+        self._use.put(Amount.QUEUED, count)
+
+    @property
+    def queued_of_all(self) -> int:
+        """Those of the tenant's other workers, too."""
+        return self._queued + self._use.others(Amount.QUEUED)
 
     def open(self) -> SessionSlot:
         """Add a session."""
@@ -187,9 +204,10 @@ class RunQueue:
         """Accept a turn: the worker may use the device until the turn is recalled."""
         with self.lock:
             now = time.monotonic()
-            if self._has_asked:
-                # Other workers had the device.
+            if self._has_asked and self._had_turn:
+                # Other workers had the device. The first turn is waited for in any case.
                 self._recent.add(now - self._asked_s, now)
+            self._had_turn = True
             self._turn, self._has_asked, self.is_recalled, self._until_s = turn, False, False, math.inf
             self._let_next(now)
 
@@ -214,7 +232,7 @@ class RunQueue:
         """
         limits = self.limits()
         with self.lock:
-            queued, interval_s, wait_s = self.queued, self.interval_s, self._expected_wait_s()
+            queued, interval_s, wait_s = self.queued_of_all, self.interval_s, self._expected_wait_s()
         if limits.queued and queued >= limits.queued:
             self.reject("queued")
             raise too_much(f"{queued} programs wait already; the limit is {limits.queued}.",
@@ -232,8 +250,9 @@ class RunQueue:
             return self._next_try_s - now
 
     def counts(self, counts: Counts) -> Counts:
-        """Add the line's counters."""
+        """Add the line's counters, and tell the tenant's other workers how long one waits here."""
         with self.lock:
+            self._use.put(Amount.WAIT_NS, int(self._own_wait_s() * 1e9))
             return msgspec.structs.replace(counts, waits=tuple(self._waits), wait_ns=int(self._wait_s * 1e9),
                                            device_ns=int(self._used_s * 1e9))
 
@@ -395,8 +414,12 @@ class RunQueue:
         """Estimate how long a program of another session would wait; the caller holds the lock.
 
         It waits for one program of each session that has any, however many these have queued. The estimate is at least
-        the time that the running program has taken so far, or that the first waiting one has waited.
+        the time that the running program has taken so far, or that the first waiting one has waited, here or in another
+        worker of the tenant.
         """
+        return max(self._own_wait_s(), self._use.most_of_others(Amount.WAIT_NS) / 1e9)
+
+    def _own_wait_s(self) -> float:
         now = time.monotonic()
         waiting_s = now - self._waiting_since_s if self._waiting else 0.0
         span = None if self.clock is None else self.clock.oldest

@@ -22,7 +22,7 @@ from djinn_lib_service.kinds.executor import Executor
 from djinn_lib_service.kinds.guard import ProgramChecker
 from djinn_lib_service.kinds.transport import Channel, Listener, PeerConnection
 from djinn_lib_service.mailbox import InboxRegistry, Mailbox
-from djinn_lib_service.named_values import serving
+from djinn_lib_service.named_values import NamedSession, serving
 from djinn_lib_service.peer_exchange import DRAIN_S, PeerExchange, check_versions, deliver
 from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions, digest_of
 from djinn_lib_service.service import SessionService
@@ -36,6 +36,7 @@ from djinn.errors import (
 from djinn.kinds.transport import Transport
 from djinn.wire.messages import Batch, Goodbye, Hello, PeerHello
 from djinn_server.board import mark_of
+from djinn_server.control import Part
 from djinn_server.counters import MAX_NAMED, Meter, Meters, WorkerReport, told_of_memory
 from djinn_server.draining import server_drains
 from djinn_server.grants import Grants
@@ -56,6 +57,7 @@ from djinn_server.peers import PeerConnector, PeerPolicy
 from djinn_server.run_queue import RunQueue
 from djinn_server.session_slot import SessionSlot
 from djinn_server.sessions import HeldSession, Sessions
+from djinn_server.tenant_use import Amount
 
 __all__ = ("Server",)
 
@@ -94,11 +96,12 @@ class Server:
         peers: Which servers values may be sent to.
         transport_for: Returns the transport of a scheme, for sending values to other servers.
         dial: Lets another process connect to other servers; see `djinn_server.peers.PeerConnector`.
-        mailbox_prefix: Prefix of the keys of the sessions' mailboxes.
+        mailbox_prefix: Prefix of the keys of the sessions' mailboxes, and of those that resume sessions.
         watch: Starts the guard's watch over a new session.
         meters: Counts events; the server has its own by default.
         line: Schedules the programs; by default, the server's own line, which has the device to itself.
         grants: Records the token that each session was admitted with.
+        named_in_others: Returns the named sessions in the tenant's other workers.
 
     Attributes:
         is_draining: Whether new sessions are refused; existing ones can still be resumed.
@@ -117,7 +120,7 @@ class Server:
         memory: MemoryFactory | None = None, public_digests: frozenset[bytes] = frozenset(),
         kept_memory: KeptMemory | None = None, shared_uploads: SharedUploads | None = None,
         dial: Callable[[str, PeerHello], tuple[int, bytes]] | None = None, grants: Grants | None = None,
-        leave: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None, named_in_others: Callable[[], tuple[NamedSession, ...]] = tuple,
     ) -> None:
         self._listener = listener
         self._line = line or RunQueue()
@@ -136,9 +139,10 @@ class Server:
         self._room = InboxRegistry(mailbox_prefix)
         self._peers = PeerConnector(self._room, peers or PeerPolicy(), transport_for, dial)
         self._lease_s = options.sessions.lease_s
-        self._resumable = ResumableSessions()
+        self._resumable = ResumableSessions(mailbox_prefix)
         self._grants = grants or Grants()
-        self._named = NamedSessions(options.sessions.named_lease_s, options.sessions.names, self._allowances)
+        self._named = NamedSessions(options.sessions.named_lease_s, options.sessions.names, self._allowances,
+                                   in_others=named_in_others)
         self.sessions = Sessions(SpareMemory(executor), self._named)
         self._present: set[Mailbox] = set()
         """Mailboxes of sessions, added before their clients learn that the sessions have begun."""
@@ -151,16 +155,25 @@ class Server:
         self._count = 0
         self._stopping = False
         self.is_draining = False
+        self._parts = 1
         self.limit_memory(self._allowances.limits)
         self._acceptor = threading.Thread(target=self._accept, name="djinn-accept", daemon=True)
 
     def limit_memory(self, limits: Limits) -> None:
         """Change the tenant's limits. A first memory limit applies only to sessions that begin later."""
-        options = attrs.evolve(self._memory_options, limit_bytes=limits.memory_bytes, host_bytes=limits.host_bytes)
+        options = attrs.evolve(self._memory_options, limit_bytes=-(-limits.memory_bytes // self._parts),
+                               host_bytes=-(-limits.host_bytes // self._parts))
         if self._manager is not None:
             self._manager.limit(options)
         elif options.limit_bytes and self._memory is not None:
             self._manager = self._memory.open(self._executor, options, self._store)
+
+    def take_part(self, part: Part) -> None:
+        """Take this worker's part of what the workers of its tenant have together."""
+        self._parts = max(1, part.of)
+        self.limit_memory(self._allowances.limits)
+        if part.keep_bytes is not None:
+            self._store.limit(part.keep_bytes)
 
     @property
     def address(self) -> str:
@@ -401,7 +414,9 @@ class Server:
         with self._lock:
             others = len(self._present)
             self._present.add(mailbox)
-        return HeldMemory(self._allowances.limits.memory_bytes, sum(service.held_bytes for service in services), others)
+        use = self._allowances.use
+        held_bytes = sum(service.held_bytes for service in services) + use.others(Amount.HELD_BYTES)
+        return HeldMemory(self._allowances.limits.memory_bytes, held_bytes, others + use.others(Amount.SESSIONS))
 
     def report(self) -> WorkerReport:
         """Report the counters, the current amounts, and the programs that took the most time."""
@@ -413,6 +428,7 @@ class Server:
             count for _, _, _, count in closed), sum(service.held_bytes for service in services) + sum(
             named.size_bytes for _, _, named, _ in closed), self._store.size_bytes,
             shared_bytes=sum(service.shared_bytes for service in services))
+        self._allowances.use.put(Amount.HELD_BYTES, amounts.held_bytes)
         made = (WorkerReport(counts, amounts) if self._manager is None else
                 told_of_memory(counts, amounts, self._manager.report(), self._room.held_bytes))
         return msgspec.structs.replace(made, programs=self._line.slowest_programs(),

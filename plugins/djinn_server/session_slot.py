@@ -120,7 +120,8 @@ class SessionSlot:
             line.queued += runs
             limit = line.limits().queued
             # Its first program is always admitted: a session that was admitted and sends no flood must not fail.
-            self._excess = min(runs - 1, line.queued - limit) if limit and line.queued > limit else 0
+            queued = line.queued_of_all if limit else 0
+            self._excess = min(runs - 1, queued - limit) if queued > limit else 0
 
     def carried_out(self, *, has_more: bool = False) -> None:
         """Record that a message was executed.

@@ -11,6 +11,7 @@ from contextlib import suppress
 import attrs
 from djinn_lib_service.kinds.transport import Channel
 from djinn_lib_service.mailbox import Mailbox
+from djinn_lib_service.named_values import NamedSession
 from djinn_lib_service.peer_exchange import PeerExchange
 from djinn_lib_service.resumable_channel import ResumableChannel
 from djinn_lib_service.service import SessionService
@@ -110,6 +111,10 @@ class Sessions:
             found.append(SessionState(session, b"", "", left_s_ago, left_s_ago, 0, 0.0, named.size_bytes, count,
                                       named.name, named.left_s))
         return tuple(found[:MAX_LISTED])
+
+    def states_and_names(self) -> tuple[tuple[SessionState, ...], tuple[NamedSession, ...]]:
+        """Return what `states` does, and the named sessions as clients see them."""
+        return self.states(), () if self._named is None else self._named.listed()[:MAX_LISTED]
 
     def end(self, name: str, goodbye: Goodbye) -> None:
         """End a session, or all if the name is empty; does not wait for clients, or for a running kernel."""

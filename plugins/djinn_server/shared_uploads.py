@@ -1,11 +1,12 @@
-"""Uploads that the workers of several tenants hold once: in files in memory that the gateway makes, and seals.
+"""Uploads that several workers hold once: in files in memory that the gateway makes, and seals.
 
 A worker that has received an upload asks the gateway for uploads with the same mark. It maps one, compares all of its
 bytes with those that it has received, and uses it only if they are equal. So a client gets no bytes that it has not
 sent. A new upload is written to a new file, which the gateway then seals, so that no process can write to it; only
 sealed files are found. A value is a private mapping, as in `djinn_lib_service.kept_memory`.
 
-Tenants share if their tokens name the same group, and all tenants share what the operator has made public.
+Tenants share if their tokens name the same group, and all tenants share what the operator has made public. The workers
+of one tenant share with each other.
 """
 
 from __future__ import annotations
@@ -89,12 +90,15 @@ class GatewayUploads:
         limit_bytes: Most bytes of the uploads that one worker makes.
         tasks: Where replies wait.
         limit_files: Most files, of all workers together; one makes half of them at most.
+        among_owners: Whether the workers of one tenant share, too.
 
     Concurrency:
         Tasks of one event loop; any thread calls `charged_to_others`.
     """
 
-    def __init__(self, limit_bytes: int, tasks: Tasks, limit_files: int | None = None) -> None:
+    def __init__(self, limit_bytes: int, tasks: Tasks, limit_files: int | None = None, *,
+                 among_owners: bool = False) -> None:
+        self._among_owners = among_owners
         self._limit_bytes = limit_bytes
         self._limit_files = most_files() if limit_files is None else limit_files
         self._tasks = tasks
@@ -195,7 +199,9 @@ class GatewayUploads:
         if isinstance(request, SealUpload):
             sealed = self._seal(request.upload, control)
             return UploadReply(request.number, 0 if sealed is None else sealed.number), None
-        group = _PUBLIC if request.is_public else tenant.share
+        # No token can name the group of one tenant's workers.
+        group = _PUBLIC if request.is_public else tenant.share or (
+            f"\0{tenant.name}\0{tenant.key}" if self._among_owners else "")
         if not group and not request.is_public:
             return UploadReply(request.number, is_member=False), None
         key = group, request.mark, request.size_bytes
@@ -240,13 +246,14 @@ class WorkerUploads:
         if not self._replies.answered(reply, descriptor) and descriptor is not None:
             self._unused.put((reply.upload, -1))
 
-    def store(self, header: TensorHeader, tensor: torch.Tensor, mark: bytes, *, is_public: bool) -> KeptBytes | None:
+    def store(self, header: TensorHeader, tensor: torch.Tensor, mark: bytes, *, is_public: bool,
+              makes: bool = True) -> KeptBytes | None:
         """Return the bytes of a dense CPU tensor; see `djinn_lib_service.content_store.SharedUploads.store`."""
         size = size_bytes(header)
         if size < MIN_SHARED_BYTES or self._count >= self._limit_files or self._pauses(is_public):
             return None
         found = self._equal(header, tensor, mark, is_public)
-        if found is not None or self._pauses(is_public):
+        if found is not None or not makes or self._pauses(is_public):
             return found
         opened = self._open(lambda number: MakeUpload(number, mark, size, is_public))
         if opened is None:

@@ -20,9 +20,9 @@ EVERY_S = 1.0
 
 
 async def await_worker(
-    supervisor: Supervisor, tenant: Tenant, inform: Callable[[float], Awaitable[None]]
+    supervisor: Supervisor, tenant: Tenant, place: str, inform: Callable[[float], Awaitable[None]]
 ) -> Worker:
-    """Return a tenant's worker as soon as it serves.
+    """Return a worker of a tenant as soon as it serves.
 
     The wait is limited by the supervisor's start timeout if a process is starting, and by `PATIENCE_S` if none is
     because the previous ones died.
@@ -30,15 +30,17 @@ async def await_worker(
     Args:
         supervisor: Manages the workers.
         tenant: The tenant.
+        place: Which of its sessions share the worker.
         inform: Informs the client how many seconds it has waited; raises if the client is gone.
 
     Raises:
         RefusedError: No worker serves in time.
+        LimitError: As for `djinn_server.supervisor.Supervisor.worker_of`.
     """
     began, patience_s = time.monotonic(), FIRST_S
     while True:
         try:
-            return await supervisor.worker_of(tenant, patience_s=patience_s)
+            return await supervisor.worker_of(tenant, place, patience_s=patience_s)
         except NoWorkerError as error:
             waited_s = time.monotonic() - began
             if waited_s >= (START_TIMEOUT_S if error.is_starting else PATIENCE_S):

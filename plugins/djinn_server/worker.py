@@ -26,6 +26,7 @@ from djinn_lib_service.kinds.executor import Executor, SupportsDeviceMarks, Supp
 from djinn_lib_service.kinds.guard import Bounds
 from djinn_lib_service.kinds.transport import Channel, Listener, SupportsAdoption
 from djinn_lib_service.listening import listen
+from djinn_lib_service.named_values import NamedSession
 from djinn_lib_service.options import ListenOptions
 from djinn_lib_service.stored_models import provide
 from djinn_lib_service.upload_dedup import this_machine
@@ -40,20 +41,25 @@ from djinn_server.control import (
     Dialed,
     EndSession,
     Failed,
+    FindNamed,
     GiveBack,
     Grant,
     Incoming,
     Look,
+    NamedFound,
+    Part,
     Ready,
     RenameSession,
     RevokeDevice,
     Seen,
     Setup,
+    SharedUse,
     Stop,
     StoreReply,
     Taken,
     TurnChannel,
     ignore_signals,
+    name_process,
 )
 from djinn_server.control_channel import Control
 from djinn_server.counters import Meters, Reporter
@@ -65,11 +71,12 @@ from djinn_server.memory import device_bytes, limit_arenas, memory_plugin
 from djinn_server.models import WorkerModels
 from djinn_server.orders import Orders
 from djinn_server.pending_handshakes import PendingHandshakes
+from djinn_server.pending_replies import PendingReplies
 from djinn_server.run_queue import RunQueue
 from djinn_server.sandbox.fence import Fence
 from djinn_server.server import Server
-from djinn_server.sessions import Sessions
 from djinn_server.shared_uploads import WorkerUploads
+from djinn_server.tenant_use import Alone, OthersUse, WorkerUse
 from djinn_server.tickets import TicketCheck
 from djinn_server.upload_messages import UploadReply
 
@@ -77,6 +84,9 @@ __all__ = ("PassedSocketListener", "main")
 
 STOP_TIMEOUT_S = 5.0
 """How long running programs may continue after the gateway has vanished."""
+NAMED_TIMEOUT_S = 5.0
+"""How long the gateway may take to list the named sessions of the tenant's other workers."""
+_listing = threading.Lock()
 _Answers: TypeAlias = dict[type, Callable[[Any, int | None], object]]
 """What handles the gateway's answers and their descriptors, by the type of message."""
 _log = logging.getLogger("djinn.server")
@@ -166,6 +176,9 @@ def main() -> None:
         sys.exit(1)
     setup, board = received[0], received[1]
     turns = _turns(control) if setup.takes_turns else None
+    use = _use(control) if setup.shares_use else Alone()
+    if not setup.is_spare:
+        name_process("djinn-worker")
     write_to(sys.stderr, setup.options.operator.log_format, role="worker",
              **({"tenant": setup.tenant} if setup.tenant else {}))
     this_machine()  # cached here: its file cannot be read inside the sandbox
@@ -173,7 +186,7 @@ def main() -> None:
     fence = Fence(setup.options.sandbox, setup.device)
     dialer = Dialer(control.send)
     try:
-        server, inlet, allowances, line, answers = _open(setup, turns, _board(board), fence, dialer, control)
+        server, inlet, allowances, line, answers = _open(setup, turns, _board(board), fence, dialer, control, use)
         fence.seal()
     except Exception as error:  # noqa: BLE001  # plugins may raise anything
         reason = error if isinstance(error, DjinnError) else _plugin_failed(error)
@@ -186,7 +199,7 @@ def main() -> None:
     reporter = Reporter(server.report, control.send)
     reporter.start()
     orders = Orders(control, server, inlet.grants, inlet.listener)
-    stop = _obey(control, inlet.hand, allowances, server.limit_memory, answers, server.sessions, orders)
+    stop = _obey(control, inlet.hand, allowances, server, answers, orders)
     stopped = server.stop(stop.timeout_s, Goodbye(stop.code, stop.summary, stop.hint))
     reporter.stop()
     logging.shutdown()
@@ -237,7 +250,7 @@ class GatewayTurns:
 
 def _obey(
     control: Control, hand: Callable[[int, Incoming], None], allowances: Allowances,
-    limit_memory: Callable[[Limits], None], answers: _Answers, sessions: Sessions, orders: Orders,
+    server: Server, answers: _Answers, orders: Orders,
 ) -> Stop:
     """Carry out the gateway's orders until it orders the worker to stop."""
     while (received := control.receive()) is not None:
@@ -253,14 +266,17 @@ def _obey(
             answered(message, descriptor)
         elif isinstance(message, Limits):
             allowances.limits = message
-            limit_memory(message)
+            server.limit_memory(message)
+        elif isinstance(message, Part):
+            name_process("djinn-worker")  # a spare one has an owner from now on
+            server.take_part(message)
         elif isinstance(message, Look):
             with suppress(OSError):  # the gateway is gone; the next `receive` notices it
-                control.send(Seen(message.number, sessions.states()))
+                control.send(Seen(message.number, *server.sessions.states_and_names()))
         elif isinstance(message, EndSession):
-            sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
+            server.sessions.end(message.session, Goodbye(message.code, message.summary, message.hint))
         elif isinstance(message, RenameSession):
-            sessions.rename(message.name, message.holder)
+            server.sessions.rename(message.name, message.holder)
         elif isinstance(message, Stop):
             return message
         else:
@@ -271,7 +287,7 @@ def _obey(
 
 def _open(
     setup: Setup, turns: GatewayTurns | None, board: Board | None, fence: Fence, dialer: Dialer,
-    control: Control,
+    control: Control, use: OthersUse,
 ) -> tuple[Server, PassedSocketListener, Allowances, RunQueue, _Answers]:
     from djinn.plugins import DEFAULTS, Plugins
     from djinn.settings import Config
@@ -287,7 +303,7 @@ def _open(
     factory = plugins.find_executor(setup.device).value
     # Before files can no longer grow.
     kept_memory = KeptMemory.opened() if setup.options.memory.keep_bytes != 0 else None
-    uploads = WorkerUploads(control.send) if setup.tenant and kept_memory is not None else None
+    uploads = WorkerUploads(control.send) if setup.takes_turns and kept_memory is not None else None
     # Before a driver starts its own threads, and after the last file that only the server's user may read.
     fence.enter(lambda: _try(factory.open(setup.device)))
     if setup.options.device.threads:
@@ -298,11 +314,12 @@ def _open(
     if listener is None and not isinstance(transport, SupportsAdoption):
         raise TransportError(f"The transport {transport.name} can neither hand connections over nor listen.")
     meters, grants = Meters(), Grants()
+    named = PendingReplies[FindNamed, NamedFound](control.send, NAMED_TIMEOUT_S)
     inlet = PassedSocketListener(transport, options, listener, TicketCheck(setup.ticket_key), meters, grants)
-    allowances = Allowances(setup.limits, meters.reject)
+    allowances = Allowances(setup.limits, meters.reject, use)
     line = RunQueue(turns, limits=lambda: allowances.limits,
                     settle=executor.settle if isinstance(executor, SupportsSettling) else _nothing,
-                    reject=meters.reject, board=board,
+                    reject=meters.reject, board=board, use=use,
                     mark=executor.mark if isinstance(executor, SupportsDeviceMarks) else None)
     program_bytes = setup.options.device.program_bytes
     bounds = Bounds(executor.device, device_bytes(executor) if program_bytes is None else program_bytes,
@@ -312,8 +329,9 @@ def _open(
                     options=setup.options, memory=memory_plugin(plugins), public_digests=setup.public_digests,
                     kept_memory=kept_memory, shared_uploads=uploads,
                     dial=dialer.dial, transport_for=plugins.transport_for, mailbox_prefix=setup.mailbox_prefix,
-                    meters=meters, line=line, grants=grants, leave=partial(os._exit, 1))
-    answers: _Answers = {Dialed: dialer.answered}
+                    meters=meters, line=line, grants=grants, leave=partial(os._exit, 1),
+                    named_in_others=partial(_named_in_others, named) if setup.shares_use else tuple)
+    answers: _Answers = {Dialed: dialer.answered, NamedFound: named.answered}
     if uploads is not None:
         answers[UploadReply] = uploads.answered
     if setup.options.models:
@@ -321,6 +339,12 @@ def _open(
         provide(models)
         answers[StoreReply] = models.answered
     return server, inlet, allowances, line, answers
+
+
+def _named_in_others(asking: PendingReplies[FindNamed, NamedFound]) -> tuple[NamedSession, ...]:
+    with _listing:
+        found = asking.ask(FindNamed)
+    return () if found is None else found[0].sessions
 
 
 def _try(executor: Executor) -> None:
@@ -340,6 +364,18 @@ def _turns(control: Control) -> GatewayTurns:
     if received is None or not isinstance(received[0], TurnChannel) or received[1] is None:
         sys.exit(1)
     return GatewayTurns(Control(socket.socket(fileno=received[1])))
+
+
+def _use(control: Control) -> OthersUse:
+    """Receive what the tenant's workers use together.
+
+    Raises:
+        SystemExit: The gateway is gone.
+    """
+    received = control.receive()
+    if received is None or not isinstance(received[0], SharedUse) or received[1] is None:
+        sys.exit(1)
+    return WorkerUse.of(received[1], received[0].place)
 
 
 def _board(descriptor: int | None) -> Board | None:

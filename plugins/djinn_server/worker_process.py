@@ -28,6 +28,7 @@ from djinn_server.control import (
     Dial,
     Drained,
     Failed,
+    FindNamed,
     FromStore,
     Incoming,
     Look,
@@ -35,6 +36,7 @@ from djinn_server.control import (
     Seen,
     SessionState,
     Setup,
+    SharedUse,
     Taken,
     TurnChannel,
 )
@@ -123,7 +125,7 @@ class Worker:
         self._port = ""
         self._looking = anyio.Lock()
         self._looks = 0
-        self._sessions_seen: tuple[SessionState, ...] | None = None
+        self._seen: Seen | None = None
         self._has_seen: anyio.Event | None = None
         """Set by the answer to a `look`; ``None`` if nobody looks."""
         self._handed = 0
@@ -133,13 +135,15 @@ class Worker:
         self._is_gone = False
 
     @classmethod
-    async def begin(cls, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None) -> Self:
+    async def begin(cls, setup: Setup, environment: dict[str, str], forkserver: ForkServer | None = None,
+                    use: tuple[SharedUse, int] | None = None) -> Self:
         """Start a process, and send it its configuration.
 
         Args:
             setup: The configuration.
             environment: Its environment variables.
             forkserver: Forks the process, if there is one.
+            use: What the workers of its tenant use together, and the descriptor of that.
 
         Raises:
             OSError: The process could not be started.
@@ -157,6 +161,8 @@ class Worker:
             await control.send(setup, descriptor)
             if theirs is not None:
                 await control.send(TurnChannel(), theirs.fileno())
+            if use is not None:
+                await control.send(*use)
             return cls(setup, process, control, board, pair, turns)
         except BaseException:
             if process is not None:
@@ -190,7 +196,8 @@ class Worker:
 
     async def watch(self, heed: Callable[[WorkerReport], None], drained: Callable[[], None],
                     exchange: Exchange | None = None, models: GatewayModels | None = None,
-                    uploads: GatewayUploads | None = None, tenant: Callable[[], Tenant] = Tenant) -> None:
+                    uploads: GatewayUploads | None = None, tenant: Callable[[], Tenant] = Tenant,
+                    find_named: Callable[[FindNamed, AwaitedControl], None] | None = None) -> None:
         """Handle its messages until it ends; ``tenant`` returns its tenant as it is now."""
         while (received := await self._control.receive()) is not None:
             message = received[0]
@@ -208,8 +215,10 @@ class Worker:
             elif isinstance(message, Drained):
                 drained()
             elif isinstance(message, Seen) and message.number == self._looks and self._has_seen is not None:
-                self._sessions_seen = message.sessions
+                self._seen = message
                 self._has_seen.set()
+            elif isinstance(message, FindNamed) and find_named is not None:
+                find_named(message, self._control)
         if uploads is not None:
             uploads.leave(self._control)
         self._is_gone = True
@@ -221,6 +230,11 @@ class Worker:
 
     async def look(self, timeout_s: float) -> tuple[SessionState, ...] | None:
         """Request the state of its sessions; ``None`` if it does not answer in time."""
+        seen = await self.look_at_all(timeout_s)
+        return None if seen is None else seen.sessions
+
+    async def look_at_all(self, timeout_s: float) -> Seen | None:
+        """Request the state of its sessions, and of named ones; ``None`` if it does not answer in time."""
         async with self._looking:
             self._looks += 1
             self._has_seen = anyio.Event()
@@ -228,10 +242,10 @@ class Worker:
                 with anyio.move_on_after(timeout_s):
                     await self.tell(Look(self._looks))
                     await self._has_seen.wait()
-                return self._sessions_seen
+                return self._seen
             finally:
                 # What a worker says is not kept.
-                self._sessions_seen = self._has_seen = None
+                self._seen = self._has_seen = None
 
     def is_stopped(self) -> bool:
         """Whether the process is stopped, as far as the system can tell."""

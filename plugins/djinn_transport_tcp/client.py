@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic, sleep
 
 import attrs
+from djinn_lib_named.settings import NamedSettings
 from djinn_lib_service.settings import ResumeSettings, UploadSettings
 
 from djinn.errors import ConfigurationError, TransportError
@@ -67,7 +68,8 @@ def reach(
         TransportError: As for `djinn.kinds.transport.Transport.connect`.
     """
     resuming = options.settings(ResumeSettings)
-    wish = wish or Wish(resuming.resume, takes_early=resuming.resume and resuming.early_answers)
+    wish = wish or Wish(resuming.resume, takes_early=resuming.resume and resuming.early_answers,
+                        name=options.settings(NamedSettings).name)
     pauses_s = iter(PAUSES_S)
     while True:
         try:

@@ -29,10 +29,10 @@ _log = logging.getLogger("djinn.transport")
 
 @attrs.frozen
 class Wish:
-    """The part of a greeting that concerns resuming sessions.
+    """The part of a greeting that says which session is wanted.
 
     Attributes:
-        resumes, resume, answered, cancelled, takes_early: See `djinn.wire.messages.Hello`.
+        resumes, resume, answered, cancelled, takes_early, name: See `djinn.wire.messages.Hello`.
     """
 
     resumes: bool = False
@@ -40,6 +40,7 @@ class Wish:
     answered: int = 0
     cancelled: int = 0
     takes_early: bool = False
+    name: str = ""
 
 
 def check_token(token: str) -> None:
@@ -60,7 +61,7 @@ def hello(token: str, owner: str, secret: str, ticket: str, wish: Wish) -> Hello
     return Hello(
         PROTOCOL_VERSION, str(torch.__version__), platform.python_version(), sys.byteorder, token,
         *introduce(owner, token or secret), ticket, wish.resumes, wish.resume, wish.answered,
-        wish.cancelled, wish.takes_early)
+        wish.cancelled, wish.takes_early, wish.name)
 
 
 def welcomed(

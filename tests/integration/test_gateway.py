@@ -102,7 +102,7 @@ def test_each_tenant_has_a_worker_and_whoever_kills_his_harms_nobody_else(
 
 
 def test_a_worker_that_keeps_dying_is_started_less_and_less_often(start_server: Any) -> None:
-    server = start_server()
+    server = start_server("--isolate", "tenant")
     connection = session(server)
     for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGKILL):
         wait_until(lambda: server.workers, 60)
@@ -179,7 +179,7 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
 def impatient(tmp_path: Path) -> Iterator[Serving]:
     """A server that waits a second for its forkserver."""
     prelude = "import djinn_server.spawning; djinn_server.spawning.SPAWN_TIMEOUT_S = 1.0\n"
-    with Serving(tmp_path / "log", prelude=prelude) as running:
+    with Serving(tmp_path / "log", "--isolate", "tenant", prelude=prelude) as running:
         yield running
 
 

@@ -96,7 +96,7 @@ def clients() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 def test_two_decode_where_there_is_room_for_one_and_a_half(start_server: Any, clients: Any) -> None:
     # Each has 11.0 MB of weights and up to 1.2 MB of keys and values, and needs the latter twice for a moment.
-    server = start_server("--memory-mib", "15", "--metrics-port", "0", "--keep-mib", "0")
+    server = start_server("--memory-mib", "15", "--metrics-port", "0", "--keep-mib", "0", "--isolate", "tenant")
     both = [clients(server.address, str(seed), "20") for seed in (1, 2)]
     assert [client.stdout.readline() for client in both] == ["ready\n"] * 2
     for client in both:
@@ -212,7 +212,7 @@ def test_a_step_that_cannot_fit_names_sizes_and_fails_alone(start_server: Any) -
 
 @pytest.mark.parametrize("options", [("--memory-mib", "16"), ("--program-mib", "16")], ids=["server", "program"])
 def test_what_fits_step_by_step_fits_at_once(options: tuple[str, ...], start_server: Any) -> None:
-    server = start_server(*options, "--metrics-port", "0")
+    server = start_server(*options, "--isolate", "tenant", "--metrics-port", "0")
     other, mine = session(server), torch.rand(4 * MIB // 4)
     upload(other, 1, mine)
     djinn.init(server=server.address)
@@ -293,7 +293,7 @@ def test_public_contents_serve_every_owner_and_no_others_do(start_server: Any, t
     newer[100, 100] += 1
     digests = tmp_path / "public"
     digests.write_text(f"# the released weights\n{digest_of(header_of(weight), weight).hex()}  # layer.weight\n")
-    server = start_server("--keep-mib", "16", "--public-contents", str(digests))
+    server = start_server("--keep-mib", "16", "--public-contents", str(digests), "--isolate", "tenant")
     first = reusing(session(server, owner="somebody"))
     for handle, tensor in enumerate((weight, newer), 1):
         upload(first, handle, tensor)

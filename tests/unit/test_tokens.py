@@ -159,7 +159,7 @@ def test_the_commands(file: TokenFile, capsys: pytest.CaptureFixture[str]) -> No
     _, listed, _ = run("list", *where)
     (row,) = listed.splitlines()
     assert row.split("\t")[0] == "alice"
-    assert row.split("\t")[2:] == ["-", "2.5", "3", "1048576", *["-"] * 9]
+    assert row.split("\t")[2:] == ["-", "2.5", "3", "1048576", *["-"] * 10]
     assert token not in listed
     assert run("revoke", "alice", *where)[0] == 0
     assert run("revoke", "alice", *where)[0] == 2

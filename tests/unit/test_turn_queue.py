@@ -19,12 +19,13 @@ def granted(arbiter: TurnQueue) -> list[tuple[str, int]]:
     return [(order.key, order.turn) for order in arbiter.take() if isinstance(order, GrantedTurn)]
 
 
-def saturate(weights: dict[str, float], lengths: dict[str, float], turns: int, places: int = 1) -> dict[str, float]:
-    """Let tenants want the device all the time, and return what each has had."""
+def saturate(weights: dict[str, float], lengths: dict[str, float], turns: int, places: int = 1,
+             tenants: dict[str, str] | None = None) -> dict[str, float]:
+    """Let workers want the device all the time, and return what each has had; by default, one of each tenant."""
     arbiter, now, ends = TurnQueue(TurnSettings(places), StartTimeFairOrder()), 0.0, dict[str, tuple[float, int]]()
     used = dict.fromkeys(weights, 0.0)
     for key, weight in weights.items():
-        arbiter.join(key, weight)
+        arbiter.join(key, weight, tenants and tenants[key])
         arbiter.ask(key, now)
     for _ in range(turns):
         for key, turn in granted(arbiter):
@@ -50,6 +51,51 @@ def test_two_places_are_both_used() -> None:
     used = saturate({"a": 1.0, "b": 1.0, "c": 1.0}, dict.fromkeys("abc", 5 * MS), 3000, places=2)
     for share in used.values():
         assert share == pytest.approx(5.0, rel=0.02)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_tenant_with_many_workers_gets_no_more_and_its_workers_share_that(places: int) -> None:
+    tenants = {"a": "a", "b1": "b", "b2": "b", "b3": "b", "c": "c"}
+    used = saturate(dict.fromkeys(tenants, 1.0), dict(zip(tenants, (5 * MS, MS, 5 * MS, 20 * MS, 5 * MS), strict=True)),
+                    4000, places, tenants)
+    total = sum(used.values())
+    for key, share in {"a": 1 / 3, "b1": 1 / 9, "b2": 1 / 9, "b3": 1 / 9, "c": 1 / 3}.items():
+        assert used[key] / total == pytest.approx(share, rel=0.03), key
+
+
+def test_workers_of_a_tenant_that_relieve_each_other_get_no_more() -> None:
+    arbiter, now, order = TurnQueue(ONE, StartTimeFairOrder()), 0.0, list[str]()
+    for key, tenant in (("a1", "a"), ("a2", "a"), ("b", "b")):
+        arbiter.join(key, 1.0, tenant)
+    arbiter.ask("a1", now)
+    arbiter.ask("b", now)
+    for _ in range(8):
+        (key,) = arbiter.holders()
+        order.append(key[0])
+        now += 0.25
+        if key != "b":
+            arbiter.ask("a2" if key == "a1" else "a1", now)
+        arbiter.give_back(key, arbiter._flows[key].turn, now, wants_more=key == "b")
+    assert order == ["a", "b"] * 4
+
+
+def test_a_worker_that_joins_its_tenant_has_no_credit_and_the_tenant_keeps_its_position() -> None:
+    arbiter = TurnQueue(ONE, StartTimeFairOrder())
+    for key, tenant in (("a1", "a"), ("b", "b")):
+        arbiter.join(key, 1.0, tenant)
+        arbiter.ask(key, 0.0)
+    ((_, turn),) = granted(arbiter)
+    arbiter.give_back("a1", turn, 1.0, wants_more=True)
+    arbiter.join("a2", 1.0, "a")
+    arbiter.ask("a2", 1.0)
+    now, order = 1.0, list[str]()
+    while len(order) < 16:
+        now += 0.25
+        (key,) = arbiter.holders()
+        order.append(key)
+        arbiter.give_back(key, arbiter._flows[key].turn, now, wants_more=True)
+    # The second that a1 has had is its tenant's, and b has as much first. Within the tenant, a2 has as much before a1.
+    assert order == ["b"] * 4 + ["a2", "b"] * 4 + ["a1", "b", "a2", "b"], order
 
 
 def test_who_is_alone_keeps_the_turn_and_whoever_comes_has_it_at_once() -> None:

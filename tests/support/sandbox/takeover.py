@@ -308,8 +308,9 @@ def sharing_what_is_others(target: dict[str, Any]) -> dict[str, str]:
                 ("fcntl", (4, 0)), ("ftruncate", (0,)), ("pwrite64", (b"x", 1, 0)), ("fallocate", (3, 0, 4096)))}
             call("lseek", int(name), 0, 0)
             call("write", int(name), b"\n", 1)
-        if leads.startswith("/memfd:djinn-board"):
-            # Where it writes whose program it runs. The gateway reads that, and would end if it were cut off.
+        if leads.startswith(("/memfd:djinn-board", "/memfd:djinn-tenant")):
+            # Where it writes whose program it runs, and what it uses. The gateway, and workers of its tenant, read
+            # that, and would end if it were cut off.
             found[f"board {name}"] = call("ftruncate", int(name), 0)
             continue
         if leads.startswith("/memfd:djinn-shared"):

@@ -11,6 +11,8 @@ from support.processes.warm import WarmPython, clean_environment
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+_NO_WORKERS = ("djinn-spare", "djinn-forksrv")
+"""Names of processes that wait for their first owner, and that were forked just now."""
 # On Linux the server is told to end with the process that started it, however that ends.
 PROGRAM = """
 import ctypes, signal, sys
@@ -22,9 +24,12 @@ main()
 
 
 def workers_of(gateway: int) -> list[int]:
-    """The processes of a gateway that run operations: its children, and those of the forkserver that forks some."""
+    """The processes of a gateway that run operations: its children, and those of the forkserver that forks some.
+
+    Those that were started for an owner that has not come yet do not count.
+    """
     return [worker for child in children_of(gateway) for worker in (
-        children_of(child) if _is_forkserver(child) else [child])]
+        children_of(child) if _is_forkserver(child) else [child]) if _name_of(worker) not in _NO_WORKERS]
 
 
 def children_of(process: int) -> list[int]:
@@ -41,6 +46,12 @@ def has_ended(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def _name_of(process: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return ""
 
 
 def _is_forkserver(process: int) -> bool:

@@ -1,0 +1,63 @@
+"""Which sessions share a worker: the boundary that holds between clients, besides that between tenants."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Literal, TypeAlias
+
+from djinn_lib_server.options import ServeOptions
+
+from djinn.wire.messages import Hello
+
+__all__ = ("SPARE", "Boundary", "boundary_of", "described", "is_of_name", "is_of_one_session", "place_of")
+
+Boundary: TypeAlias = Literal["session", "owner", "tenant"]
+SPARE = "spare"
+"""Place of a worker that waits for the next owner."""
+_SESSION, _NAME = "session\0", "name\0"
+
+
+def boundary_of(options: ServeOptions) -> Boundary:
+    """Return what ``--isolate`` stands for on the server's devices."""
+    if options.workers.isolate != "auto":
+        return options.workers.isolate
+    return "owner" if all(name.partition(":")[0] == "cpu" for name in options.device.names) else "tenant"
+
+
+def place_of(boundary: Boundary, greeting: Hello) -> str:
+    """Return the place of a session among the workers of its tenant: sessions of the same place share a worker.
+
+    A session with a name has the place of that name, so that its client finds its values. A client that
+    names no owner shares with no other.
+    """
+    if boundary == "tenant":
+        return ""
+    if greeting.name:
+        return _NAME + greeting.name
+    if boundary == "session" or not greeting.owner:
+        return _SESSION + secrets.token_hex(16)
+    return f"owner\0{greeting.owner}"
+
+
+def is_of_one_session(place: str) -> bool:
+    """Whether nobody comes back to a place."""
+    return place.startswith(_SESSION)
+
+
+def is_of_name(place: str) -> bool:
+    """Whether a place is that of a session with a name."""
+    return place.startswith(_NAME)
+
+
+def described(boundary: Boundary, options: ServeOptions, *, has_tenants: bool) -> str:
+    """Describe the boundary that holds, and its cost."""
+    kept = "what one of them gets from a fault of a kernel can be another's"
+    whose = "a tenant" if has_tenants else "all clients"
+    if boundary == "tenant":
+        return (f"the sessions of {whose} share a process: {kept}; --isolate owner separates them, at the cost of a "
+                "process for each, with its own memory on the device")
+    most = options.limits.workers
+    bound = f"at most {most} at a time" if most else "without a limit of their number"
+    return (f"sessions of different {boundary}s run in different processes, {bound}"
+            f"{' for each tenant' if has_tenants else ''}: each takes some 25 MB before it computes, and on another "
+            "device than a CPU its own memory there")
