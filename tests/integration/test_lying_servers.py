@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch
 from djinn_cluster.resolving import resolve
 from djinn_lib_cluster.messages import DirectoryProblem, ListedServer, ServerList, encoded
 from djinn_lib_cluster.settings import ClusterSettings
+from djinn_lib_service.early_answers import MAX_EARLY
 from djinn_lib_service.terminal_text import harmless
 from djinn_transport_tcp.answers import checked
 from djinn_transport_tcp.connection import SocketConnection
@@ -28,7 +30,19 @@ import djinn
 from djinn.errors import DjinnError, ProtocolError, RefusedError, TransportError
 from djinn.session.single_backend import MAX_FAILURES
 from djinn.settings import Config, Settings
-from djinn.wire.messages import Batch, Description, Failure, Plain, Poisoned, Refusal, Result, TensorHeader, Warned
+from djinn.wire.messages import (
+    PROTOCOL_VERSION,
+    Batch,
+    Description,
+    Failure,
+    Plain,
+    Poisoned,
+    Refusal,
+    Result,
+    TensorHeader,
+    Warned,
+    Welcome,
+)
 from djinn.wire.tensors import header_of
 
 DEVICE = "remote_accelerator:0"
@@ -205,3 +219,33 @@ def test_whatever_a_server_changes_in_an_answer_is_no_other_error_and_reaches_no
         assert not [text for text in "\x1b\x07\x9b\u202e" if text in said], (liar.lies, said)
         lies += bool(liar.lies)
     assert lies > SEEDS / 2
+
+
+EARLY = Result((Plain(99),), assumes=b"x" * 16, since=1)
+
+
+@pytest.mark.parametrize(("lies", "is_caught"), [
+    ([EARLY], False), ([EARLY, EARLY], False), ([EARLY] * (MAX_EARLY + 2), True),
+    ([Result((Plain(99),), assumes=b"x" * 16, since=9)], True), ([Result((Poisoned(1),), assumes=b"x")], True),
+    ([Result((Plain([99] * 2**17),), assumes=b"x")], True)],
+    ids=["guess", "twice", "many", "past", "poison", "long"])
+def test_what_a_server_guesses_is_no_answer(
+        lies: list[Result], is_caught: bool, serve: Any, open_connection: Any) -> None:
+    def script(channel: Any) -> None:
+        number, _, _ = channel.receive()
+        channel.send(number, Welcome(
+            PROTOCOL_VERSION, "", "", sys.byteorder, "cpu", "0", resume=bytes(16), lease_s=9.0))
+        channel.greeted()
+        with suppress(OSError):
+            for place, lie in enumerate(lies):
+                channel._frames.write(number + 1 + place, lie, ())
+            received = channel.receive()
+            if received is not None:
+                channel.send(received[0], Result((Plain(1),)))
+
+    connection = open_connection(serve(script, greets=False), resume=True)
+    if is_caught:
+        with pytest.raises(TransportError):
+            connection.request(Batch(fetch=(1,)), ())
+    else:
+        assert connection.request(Batch(fetch=(1,)), ())[0].items == (Plain(1),)
