@@ -210,6 +210,6 @@ def test_small_requests_beside_long_programs(tmp_path: Path, tell: Callable[[str
          ", ".join(f"p{part * 100:.0f} {percentile(waits, part) * 1e3:.2f} ms" for part in (0.5, 0.99))
          + f" of {len(waits)} requests; alone {percentile(undisturbed, 0.5) * 1e3:.2f} ms; the long programs took "
            f"{slower:.3f} times as long as alone without the time of the small ones, and {costlier:.3f} times the "
-           "processor time")
+           f"processor time; a load of {os.getloadavg()[0]:.0f} on the machine")
     assert percentile(waits, 0.99) < 0.06
     assert costlier < 1.03
