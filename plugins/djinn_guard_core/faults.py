@@ -159,6 +159,10 @@ def _eigenvalues(named: Named) -> None:
                     "torch.linalg.eigvals: input tensor should not contain infs or NaNs.")
 
 
+def _distances(named: Named) -> None:
+    expect_as_eager(named["self"].dim() == 2, f"pdist only supports 2D tensors, got: {named['self'].dim()}D")
+
+
 def _sums_into(named: Named) -> None:
     """Check that sums are written to a tensor of their own dtype: only the public operator sees to that."""
     if "out" in named:
@@ -194,6 +198,7 @@ FAULTS: Mapping[str, Rule] = {
                      "_adaptive_avg_pool3d"), _adaptive_pool),
     **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
     "_logcumsumexp": _sums_into,
+    "_pdist_forward": _distances,
     **dict.fromkeys(("linalg__powsum", "_foreach_powsum"), _powers),
 }
 """Rules by operator name, without overload."""

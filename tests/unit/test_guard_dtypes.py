@@ -11,7 +11,7 @@ import torch
 from djinn_guard_core.calls import check_of
 from djinn_lib_service.operators import operator_named
 
-SAID = "summed as|written as|dim 1 of|negative dimension|elements in a storage|infs or NaNs"
+SAID = "summed as|written as|dim 1 of|negative dimension|elements in a storage|infs or NaNs|only supports 2D"
 COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
 
 
@@ -33,6 +33,7 @@ def ask(name: str, args: Sequence[Any], words: dict[str, Any]) -> None:
     ("_chunk_cat.out", [[empty(3)], 0], {"num_chunks": 2, "out": empty(2, 2)},
      {"num_chunks": 2, "out": empty(2, 2), "dim": 1}),
     ("linalg_eigvals", [], {"self": torch.ones(1, 1)}, {"self": torch.full((1, 1), math.nan)}),
+    ("_pdist_forward", [], {"self": empty(3, 2)}, {"self": empty(2, 3, 2)}),
     ("resize_", [empty(1).expand(3), [3]], {}, {"memory_format": torch.contiguous_format}),
     ("resize_as_", [empty(1).expand(3), empty(3)], {}, {"memory_format": torch.preserve_format}),
     *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
