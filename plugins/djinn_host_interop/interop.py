@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from djinn_lib_service.device_report import device_of
 from djinn_lib_service.generators import remote_generator
+from djinn_lib_service.random_states import checked_state
 from djinn_lib_sparse import recording as sparse
 
 from djinn.errors import UnsupportedTensorError
@@ -172,7 +173,7 @@ class UploadingInterop(HostInterop):
             try:
                 made = session.dispatch(operator, _mapped(args, without),
                                         {name: _mapped(item, without) for name, item in kwargs.items()})
-                generator.set_state(session.random_state())
+                generator.set_state(checked_state(kind, session.random_state()))
             finally:
                 session.set_random_state(own)
         return made

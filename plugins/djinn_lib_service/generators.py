@@ -16,6 +16,7 @@ import torch
 from djinn.record import devices
 from djinn_lib_service.device_report import device_of
 from djinn_lib_service.random_exchange import exchange_random_state
+from djinn_lib_service.random_states import checked_state
 
 __all__ = ("RemoteGenerator", "remote_generator")
 
@@ -118,7 +119,7 @@ class RemoteGenerator(torch.Generator):
         if state.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() == _CUDA_STATE.size:
             super().manual_seed(_CUDA_STATE.unpack(bytes(state.tolist()))[0])
         else:
-            super().set_state(state)
+            super().set_state(checked_state("cpu", state))
         self._held, self._given = None, state.clone()
         return self
 

@@ -11,6 +11,7 @@ import torch
 
 from djinn_lib_service.once import once
 from djinn_lib_service.own_operators import define_operators
+from djinn_lib_service.random_states import checked_state
 
 __all__ = ("EXCHANGE", "exchange_random_state")
 
@@ -25,8 +26,9 @@ def _exchange(state: torch.Tensor) -> torch.Tensor:
     """
     generator = (torch.default_generator if state.device.type == "cpu"
                  else torch.cuda.default_generators[state.device.index])
+    given = checked_state(state.device.type, state)
     before = generator.get_state()
-    generator.set_state(state.cpu())
+    generator.set_state(given)
     return before.to(state.device)
 
 

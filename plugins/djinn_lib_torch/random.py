@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from djinn_lib_service.random_states import checked_state
 
 
 class TorchRandomState:
@@ -46,7 +47,7 @@ class TorchRandomState:
             RuntimeError, TypeError: It is not a state of this kind of device.
         """
         generator = torch.Generator(self._device)
-        generator.set_state(state)
+        generator.set_state(checked_state(self._device.type, state))
         self._state = generator.get_state()
 
     @contextmanager
