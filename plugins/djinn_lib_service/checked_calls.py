@@ -17,24 +17,29 @@ from djinn_lib_service.call_arguments import fill, resolve
 from djinn_lib_service.dropout import count_numbers
 from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState, Report, SupportsStop
 from djinn_lib_service.kinds.guard import CallCheck, Prepared
+from djinn_lib_service.results import result_check_of
 from djinn_lib_service.writes import written_handles
 
 __all__ = ("CheckedPieces", "checked_call", "poison_sharing")
 
 
 def checked_call(
-    check: CallCheck, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
+    check: CallCheck, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any],
+    results: Callable[[Any, Sequence[Any]], None],
 ) -> Any:
-    """Check a call, make it with the arguments that the check wants, and write copies back.
+    """Check a call, make it with the arguments that the check wants, check its results, and write copies back.
 
     Raises:
-        Exception: The check refuses the call, or the function raises.
+        Exception: The check refuses the call or its results, or the function raises.
     """
     prepared = check(args, kwargs)
     try:
         if prepared is None:
-            return function(*args, **kwargs)
+            returned = function(*args, **kwargs)
+            results(returned, (*args, *kwargs.values()))
+            return returned
         returned = function(*prepared.args, **prepared.kwargs)
+        results(returned, (*args, *kwargs.values()))
         for original, written in prepared.written:
             # An executor may keep its values as inference tensors.
             with torch.inference_mode():
@@ -198,7 +203,7 @@ class CheckedPieces:
         args, kwargs = fill([resolve(form, self._device) for form in template.arguments],
                             [(name, resolve(form, self._device)) for name, form in template.keywords],
                             operands, numbers)
-        made: list[Any] = checked_call(checked, args, kwargs, run)
+        made: list[Any] = checked_call(checked, args, kwargs, run, result_check_of(template.operator).of_values)
         return made
 
     def _cut(self) -> list[_Piece]:

@@ -30,6 +30,7 @@ from djinn_lib_service.kinds.executor import (
 from djinn_lib_service.program_parts import NO_ROOM, DividedProgram
 from djinn_lib_service.program_table import DefinedProgram, DefinedPrograms
 from djinn_lib_service.reports import Failures, RunTime
+from djinn_lib_service.results import is_value, no_value
 from djinn_lib_service.session_values import SessionValues
 from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.speculation import FEW_AHEAD, RunAhead, Speculator
@@ -157,7 +158,8 @@ class ProgramRuns:
         # Of a program that runs in parts, the outputs were admitted before.
         admitted = len(run.outputs) if run.program < 0 else self._values.admitted(run.outputs)
         if admitted or not outputs:
-            outputs = outputs[:admitted]
+            outputs = [output if is_value(output) else self._noted(known, run, RuntimeError(no_value("A step", output)))
+                       for output in outputs[:admitted]]
             if known is not None and known.program is not None:
                 try:
                     self._memory.made(known, run, outputs, is_complete=self._failures.count == before)

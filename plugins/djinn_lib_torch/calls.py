@@ -13,6 +13,7 @@ from djinn_lib_service.checked_calls import checked_call
 from djinn_lib_service.dropout import count_numbers, dropout_numbers, may_drop
 from djinn_lib_service.kinds.guard import CallCheck
 from djinn_lib_service.operators import is_as_declared, operator_named
+from djinn_lib_service.results import ResultCheck, result_check_of
 from djinn_lib_service.shared_values import unshare
 from djinn_lib_service.switches import Switches, check_switches, switched
 
@@ -80,7 +81,8 @@ def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck]
     """
     calls = [_bind(template, device) for template in program.templates]
     for index, check in (checks or {}).items():
-        calls[index] = attrs.evolve(calls[index], function=_asking(check, calls[index].function))
+        results = result_check_of(program.templates[index].operator)
+        calls[index] = attrs.evolve(calls[index], function=_asking(check, calls[index].function, results))
     if len({call.switches for call in calls}) > 1:
         # Otherwise they are the same for a whole run.
         calls = [attrs.evolve(call, function=_switched(call.switches, call.function)) for call in calls]
@@ -106,8 +108,8 @@ def _growing(function: Callable[..., Any], positions: Sequence[int], keywords: S
     return call
 
 
-def _asking(check: CallCheck, function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: checked_call(check, args, kwargs, function)
+def _asking(check: CallCheck, function: Callable[..., Any], results: ResultCheck) -> Callable[..., Any]:
+    return lambda *args, **kwargs: checked_call(check, args, kwargs, function, results)
 
 
 def _bind(template: Template, device: torch.device) -> BoundCall:
