@@ -12,6 +12,7 @@ from djinn_lib_service.operators import is_as_declared
 from djinn_lib_sparse.operators import NAMESPACE as SPARSE
 from djinn_lib_sparse.rebuilding import needed_bytes
 
+from djinn_guard_core.dtypes import dtype_rule
 from djinn_guard_core.faults import FAULTS, INTO_OUT
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
@@ -82,7 +83,8 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker |
     # Only overloads with `rounding_mode` divide integers as such, and only a given `out` can have a bad layout.
     has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in INTO_OUT and "out" not in given)
     fault = None if has_none else FAULTS.get(base)
-    rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base)) if rule is not None and is_own)
+    rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base), dtype_rule(base))
+                  if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)
     size_of = RESULT_BYTES.get(base) if is_own else needed_bytes if operator.namespace == SPARSE else None
     if arrange is None and not rules and size_of is None:

@@ -33,11 +33,11 @@ from djinn_guard_core.preconditions import (
 )
 from djinn_guard_core.quantization import QUANTIZATION
 
-__all__ = ("RULES", "Rule")
+__all__ = ("POLYNOMIALS", "RULES", "Rule")
 
 MAX_DEGREE = 2**20
 """Maximum number of terms of a polynomial, which kernels sum one by one."""
-_POLYNOMIALS = tuple(f"special_{name}" for name in (
+POLYNOMIALS = tuple(f"special_{name}" for name in (
     *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
     "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"))
 
@@ -153,7 +153,6 @@ def _padding_backward(operator: str) -> Rule:
 def _grid_sampler_backward(operator: str) -> Rule:
     def rule(named: Named) -> None:
         like_forward(named, operator, "input grid", ["grad_output"], "interpolation_mode padding_mode align_corners")
-        expect(named["grad_output"].dtype == named["input"].dtype == named["grid"].dtype, "tensors of several dtypes")
 
     return rule
 
@@ -191,8 +190,14 @@ def _embedding_backward(named: Named) -> None:
     gradient, indices = named["grad_output" if "grad_output" in named else "grad"], named["indices"]
     expect(gradient.dim() > 0 and gradient.numel() == indices.numel() * gradient.shape[-1],
            "grad_output does not fit indices")
-    # A negative index means no padding.
-    within(named, "indices", 0, named["num_weights"], also=named["padding_idx"] if named["padding_idx"] >= 0 else None)
+    _padding_exists(named, named["num_weights"])
+    within(named, "indices", 0, named["num_weights"])
+
+
+def _padding_exists(named: Named, rows: int) -> None:
+    """Check that the row that is exempt from a gradient is one; a negative number, and none, mean that none is."""
+    padding = named.get("padding_idx")
+    expect(padding is None or padding < rows, f"padding_idx {padding} of {rows} rows")
 
 
 def _bags(named: Named) -> int:
@@ -215,8 +220,10 @@ def _embedding_bag(named: Named) -> None:
     expect(indices.dim() == 1, "indices have not 1 dimension")
     _bags(named)
     weight = named["weight"]
+    expect(0 <= named["mode"] <= 2, f"mode {named['mode']}")
     expect_as_eager(weight.dim() == 2, f"weight has to be a 2D Tensor, but got Tensor of dimension {weight.dim()}")
     rows_exist(indices, weight.shape[0])
+    _padding_exists(named, weight.shape[0])
     numel_is(named, "per_sample_weights", named["indices"].numel())
 
 
@@ -227,6 +234,8 @@ def _embedding_bag_backward(named: Named) -> None:
     if "offsets" in named:
         in_order(named, "offsets", 0, indices.numel())
     classes = named["num_weights"] if "num_weights" in named else named["weight"].shape[0]
+    expect(0 <= named["mode"] <= 2, f"mode {named['mode']}")
+    _padding_exists(named, classes)
     within(named, "indices", 0, classes)
     numel_is(named, "offset2bag", indices.numel(), or_empty="offsets" in named)
     within(named, "offset2bag", 0, bags)
@@ -385,8 +394,6 @@ def _convolution_double_backward(named: Named) -> None:
     for name, like in (("ggI", "self"), ("ggW", "weight")):
         size_is(named, name, named[like].shape)
     numel_is(named, "ggb", named["gO"].shape[1])
-    tensors = [named[name] for name in ("self", "weight", "gO", "ggI", "ggW", "ggb") if named[name] is not None]
-    expect(len({tensor.dtype for tensor in tensors}) == 1, "tensors of several dtypes")
 
 
 def _full(numbers: Any, rank: int) -> list[int]:
@@ -447,6 +454,8 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("native_batch_norm_backward", "batch_norm_backward", "_batch_norm_impl_index_backward"),
                     _batch_norm_backward),
     "native_layer_norm_backward": _layer_norm_backward,
+    # A loop over a TensorIterator, which would stretch one of them; and a kernel of oneDNN, which reads beyond it.
+    "gelu_backward": _alike("self", "grad_output"),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _alike("grad_output", "output")),
@@ -510,6 +519,6 @@ RULES: Mapping[str, Rule] = {
     "embedding_bag": _embedding_bag_whole,
     **{f"_upsample_{kind}2d_aa": _resampled for kind in ("bilinear", "bicubic", "lanczos")},
     **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power),
-    **dict.fromkeys(_POLYNOMIALS, _degree),
+    **dict.fromkeys(POLYNOMIALS, _degree),
 }
 """Rules by operator name, without overload."""

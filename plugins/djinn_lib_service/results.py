@@ -1,7 +1,7 @@
 """What a call may give: strided tensors, in memory of their own unless the operator's schema says otherwise.
 
-A kernel's other results refer to memory in ways that no check of a later call would see: a sparse tensor by indices that
-may still be somebody's tensor, a tensor that shares memory with an operand by a view that nobody declared.
+A kernel's other results refer to memory in ways that no check of a later call would see: a sparse tensor by indices
+that may still be somebody's tensor, a tensor that shares memory with an operand by a view that nobody declared.
 """
 
 from __future__ import annotations

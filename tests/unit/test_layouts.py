@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
+from djinn_guard_core.calls import check_of
 from djinn_guard_core.layouts import StridedLayout, arrangement_of, base_of, is_proven, layout_of, proven_groups
 from djinn_lib_service.operators import operator_named
 from hypothesis import given
@@ -94,3 +95,17 @@ def test_iterators_are_what_pytorch_says_they_are() -> None:
             assert name in listed or name.removesuffix("_") in listed, name
         elif torch.Tag.pointwise in operator.tags and name not in EXCEPTIONS:
             assert is_proven(operator), name
+
+
+def test_what_onednn_computes_is_not_stretched() -> None:
+    """By metadata only. PyTorch itself never asks for a gradient of another size than the operand."""
+    check = check_of(torch.ops.aten.gelu_backward.default, 0)
+    assert check is not None
+
+    def ask(*size: int) -> None:
+        check.expect((torch.empty(size, device="meta"), torch.empty(2, 3, device="meta")), {})
+
+    ask(2, 3)
+    for size in ((3,), (1, 3), (1,), (), (2, 2, 3)):
+        with pytest.raises(RuntimeError, match="grad_output has the size"):
+            ask(*size)
