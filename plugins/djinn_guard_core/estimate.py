@@ -9,19 +9,31 @@ from typing import Any
 
 import attrs
 import torch
+from djinn_lib_service.operators import is_as_declared
 
-from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, TensorArgument, TorchArgument
+from djinn.ir.program import (
+    ConstantArgument,
+    ListArgument,
+    NumberArgument,
+    TensorArgument,
+    TorchArgument,
+    count_tensors,
+)
 from djinn.ir.schema import ReturnKind, SchemaFacts
 from djinn.ir.spec import tensors_in
 from djinn.kinds import Inference, OutputSpec, ShapeInference
 from djinn.wire.tensors import DTYPES
 from djinn_guard_core.calls import CallChecker
 from djinn_guard_core.fast_sizes import QUICK, Metadata
+from djinn_guard_core.layouts import base_of
+from djinn_guard_core.unknown_sizes import LARGEST
 
-__all__ = ("UNKNOWN", "Answer", "Answers", "Called")
+__all__ = ("UNKNOWN", "UNSIZED", "Answer", "Answers", "Called")
 
 UNKNOWN = -1
-"""Spec number of a value that has unknown metadata, or is no tensor."""
+"""Spec number of a value that is no tensor that a step can use: a number, or the poison of a failure."""
+UNSIZED = -2
+"""Spec number of a tensor whose size depends on elements: it counts as the largest one."""
 MAX_SPECS = 2**12
 MAX_ANSWERS = 2**11
 """Entries of each of two generations: an answer is evicted after that many others were used in the meantime."""
@@ -58,6 +70,14 @@ class Called:
     numbers: int
     matters: tuple[int, ...]
     has_device: bool
+
+    @property
+    def allocates(self) -> bool:
+        """Whether it may take memory: it gives more than views, or resizes an argument."""
+        facts = self.facts
+        return facts.is_composite or facts.changes_metadata or not is_as_declared(self.operator) or any(
+            kind in (ReturnKind.TENSOR, ReturnKind.LIST) and not alias
+            for kind, alias in zip(facts.returns, facts.aliases, strict=True))
 
 
 @attrs.frozen
@@ -180,7 +200,7 @@ class Answers:
         return answer
 
     def _work_out(self, called: Called, operands: Sequence[int], numbers: Sequence[Any], results: int) -> Answer:
-        unknown = Answer((UNKNOWN,) * results, (0,) * results, 0)
+        unknown = _unsized(called, [self._specs[operand] for operand in operands], results)
         quick = QUICK.get(called.facts.name)
         made = quick and quick([self._specs[operand] for operand in operands], numbers)
         if made:
@@ -268,6 +288,27 @@ class Answers:
         if isinstance(form, ListArgument):
             return [self._filled(item, tensors, numbers) for item in form.items]
         return form.value if isinstance(form, ConstantArgument) else _constant(form)
+
+
+def _unsized(called: Called, tensors: Sequence[Metadata], results: int) -> Answer:
+    """Return the answer for a call whose results have sizes that cannot be known in advance."""
+    written = _written(called) if called.facts.changes_metadata else ()
+    largest = LARGEST.get(base_of(called.operator)) if is_as_declared(called.operator) else None
+    try:
+        size_bytes = 0 if largest is None else largest(
+            [tensor for position, tensor in enumerate(tensors) if position not in written])
+    except (IndexError, RuntimeError):
+        # The call itself raises.
+        size_bytes = 0
+    spec = UNKNOWN if ReturnKind.PLAIN in called.facts.returns else UNSIZED
+    return Answer((spec,) * results, (size_bytes, *(0,) * (results - 1))[:results], size_bytes,
+                  tuple((position, UNSIZED) for position in written))
+
+
+def _written(called: Called) -> tuple[int, ...]:
+    """Return which of its tensor operands a call writes."""
+    names = [name for name, form in called.given for _ in range(count_tensors(form))]
+    return tuple(position for position, name in enumerate(names) if name in called.facts.written)
 
 
 def _new_epoch() -> tuple[object, str]:

@@ -13,13 +13,16 @@ from djinn_lib_service.operators import is_as_declared
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
 from djinn.ir.schema import ReturnKind
-from djinn_guard_core.estimate import UNKNOWN, Answer, Answers, Called
+from djinn_guard_core.estimate import UNKNOWN, UNSIZED, Answer, Answers, Called
 from djinn_guard_core.preconditions import too_large
 
 __all__ = ("CheckedSteps",)
 
 _NUMBERS = frozenset((int, float, complex))
 _NOTHING = Answer((), (), 0)
+_ANYTHING = Answer((), (), 2**63)
+"""What a step may take of which an operand's size is not known before another step has run. It needs a run of its own,
+which sees that size; a server divides the program."""
 
 
 @attrs.frozen(eq=False)
@@ -165,11 +168,13 @@ class CheckedSteps:
         return True
 
     def _answer(self, step: _Step, known: Sequence[int], numbers: Sequence[Any]) -> Answer:
-        """Return the effect of a step; unknown if an operand is unknown."""
+        """Return the effect of a step; unknown if an operand is no tensor."""
         operands = [known[operand] for operand in step.operands]
+        called = step.called
         if UNKNOWN in operands:
             return _NOTHING
-        called = step.called
+        if UNSIZED in operands:
+            return _ANYTHING if called.allocates else Answer((UNSIZED,) * step.results, (0,) * step.results, 0)
         mine = numbers[step.first : step.first + called.numbers] if called.numbers else ()
         # A wrong call may have been recorded with any number of results.
         key = (called.number, step.results, *operands, *[

@@ -53,8 +53,8 @@ class ResultCheck:
         if not self.is_new:
             return
         for result, is_new in zip((returned,) if len(self.is_new) == 1 else returned, self.is_new, strict=True):
-            if not (type(result) is _Tensor and result.layout is _STRIDED and (not is_new or _is_owner(result, arguments))
-                    and not (result.is_nested or result.is_quantized)):
+            if not (type(result) is _Tensor and result.layout is _STRIDED and not result.is_nested
+                    and not result.is_quantized and (not is_new or _is_owner(result, arguments))):
                 # Hardly ever. It takes longer, and finds out more.
                 self._expect(result if isinstance(result, (list, tuple)) else (result,), arguments, are_new=is_new)
 
@@ -67,8 +67,8 @@ class ResultCheck:
             if not is_value(value):
                 raise RuntimeError(no_value(self.name, value))
             if are_new and isinstance(value, _Tensor) and _shares(value, arguments):
-                raise RuntimeError(f"{self.name} gives a tensor that shares memory with an operand, and its schema does "
-                                   "not say so: it becomes no value here.")
+                raise RuntimeError(f"{self.name} gives a tensor that shares memory with an operand, and its schema "
+                                   "does not say so: it becomes no value here.")
 
 
 def no_value(name: str, result: torch.Tensor) -> str:
@@ -96,7 +96,8 @@ def _shares(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
 def result_check_of(name: str) -> ResultCheck:
     """Return the check for an operator's results.
 
-    A composite may return its argument or a view of it, and what is called unsafe is a view that autograd does not know.
+    A composite may return its argument or a view of it, and what is called unsafe is a view that autograd does not
+    know.
     """
     facts = facts_of(operator_named(name))
     may_share = facts.is_composite or name.partition("::")[2].lstrip("_").startswith("unsafe_")

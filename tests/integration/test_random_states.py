@@ -83,8 +83,8 @@ def test_a_served_session_refuses_it_and_goes_on(server: Any) -> None:
     djinn.init(server=server.address)
     session = djinn.ensure_initialized()
     torch.manual_seed(7)
+    session.set_random_state(WRONG["fewer are left than there are"])
     with pytest.raises(RuntimeError, match="do not fit each other"):
-        session.set_random_state(WRONG["fewer are left than there are"])
         session.random_state()
     given = WRONG["an earlier one is next"].to("remote_accelerator:0")
     with pytest.raises(RuntimeError, match="do not fit each other"):

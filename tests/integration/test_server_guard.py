@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from djinn_guard_core.allowlist import ALLOWED, lists, release
+from djinn_guard_core.layouts import base_of
+from djinn_guard_core.sizes import RESULT_BYTES
+from djinn_guard_core.unknown_sizes import LARGEST
 from djinn_lib_service.dropout import count_numbers
 from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import SocketConnection, connect
@@ -190,6 +193,44 @@ def test_what_would_take_too_much_is_refused_at_once_and_alone(
     assert "--program-mib" in failure.message
     assert held_bytes(frugal_server) - before < GROWTH_BYTES
     assert min(took_s, *[run(connection, body, [[2**50]])[1] for _ in range(5)]) < HURRY_S
+
+
+def depending_on_data(*calls: tuple[str, tuple[Argument, ...]], first: str = "aten::nonzero") -> Program:
+    """Positions of what is not zero, and calls of one after the other; all are kept."""
+    names = [(first, (TENSOR,)), *calls]
+    return Program(
+        tuple(Template(name, facts_of(operator_named(name)).digest, arguments) for name, arguments in names),
+        tuple(Step(index, (index - 1,), 1) for index in range(len(names))), 1, tuple(range(len(names))))
+
+
+def test_sizes_that_depend_on_data_count_once_they_are_known(connection: SocketConnection) -> None:
+    """Each step of a program is held against the limit, also those that follow what no metadata tells."""
+    body = depending_on_data(("aten::neg", (TENSOR,)), ("aten::repeat", (TENSOR, NUMBER)), ("aten::neg", (TENSOR,)))
+    for copies, lost in ((3, 0), (2**12, 0), (2**17, 2), (3, 0)):
+        result, _ = run(connection, body, [[copies, 1]])
+        assert [type(item) is Poisoned for item in result.items] == [False] * (4 - lost) + [True] * lost
+        assert [(failure.kind, failure.step) for failure in result.failures] == [("ProgramTooLargeError", 2)][:lost]
+        if not lost:
+            assert list(result.items[3].size) == [4 * copies, 1]
+
+
+@pytest.mark.parametrize("first", ["aten::nonzero", "aten::argwhere", "aten::_unique"])
+def test_sizes_that_depend_on_data_count_as_the_largest(frugal_server: Any, first: str) -> None:
+    """No element is asked: of zeros there would be nothing, or one."""
+    opened = connect(frugal_server.address, ConnectOptions())
+    body = depending_on_data(first=first) if first != "aten::_unique" else program(first, TENSOR, results=2)
+    for count, kinds in ((2**15, []), (2**18, ["ProgramTooLargeError"])):
+        zeros = torch.zeros(count)
+        opened.request(Batch([Upload(1, header_of(zeros))], synchronize=True), [zeros])
+        assert [failure.kind for failure in run(opened, body)[0].failures] == kinds
+    opened.close()
+
+
+def test_every_operator_whose_sizes_depend_on_data_has_a_largest_one() -> None:
+    dynamic = {name: operator_named(name) for name, group in lists()[release()].items() if group == ALLOWED}
+    found = {base_of(operator) for operator in dynamic.values() if torch.Tag.dynamic_output_shape in operator.tags}
+    # The meta kernel of this one knows them.
+    assert found - LARGEST.keys() - RESULT_BYTES.keys() == {"linalg_lstsq"}
 
 
 def test_a_server_may_give_programs_less(frugal_server: Any) -> None:
