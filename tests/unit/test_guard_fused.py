@@ -24,8 +24,8 @@ LOOKED_UP = frozenset("""
 """.split())
 """Indices, lengths, masks and opaque bytes may be no real numbers."""
 SINGLE_BESIDE_HALF = set("""
-    weight bias running_mean running_var save_mean save_var save_invstd save_var_transform mean rstd variance logsumexp attn_mask saved_g
-    saved_norms g lr grad_scale found_inf state_steps
+    weight bias running_mean running_var save_mean save_var save_invstd save_var_transform mean rstd variance logsumexp
+    attn_mask saved_g saved_norms g lr grad_scale found_inf state_steps
 """.split())
 """What PyTorch keeps in single precision beside half precision."""
 

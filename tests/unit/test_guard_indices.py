@@ -79,8 +79,8 @@ EXEMPTING: dict[str, dict[str, Any]] = {
                                  "scale_grad_by_freq": False},
     "embedding_backward": {"grad": meta(3, 2), "indices": whole(3), "num_weights": ROWS, "scale_grad_by_freq": False,
                            "sparse": False},
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), {
-        "weight": meta(ROWS, 2), "indices": whole(3), "offsets": whole(2)}),
+    **{name: {"weight": meta(ROWS, 2), "indices": whole(3), "offsets": whole(2)}
+       for name in ("_embedding_bag", "_embedding_bag_forward_only")},
     "_embedding_bag_backward": {**BAGS, "grad": meta(2, 2), "offsets": whole(2), "num_weights": ROWS, "sparse": False},
     "_embedding_bag_dense_backward": {**BAGS, "grad": meta(2, 2), "num_weights": ROWS},
     "_embedding_bag_per_sample_weights_backward": {
