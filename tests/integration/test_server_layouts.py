@@ -147,22 +147,3 @@ def test_what_eager_refuses_a_server_refuses(session: Any, name: str) -> None:
             WRONG[name](Operands(torch.device("cpu")))
         with pytest.raises(RuntimeError):
             djinn.materialize(_lists(WRONG[name](Operands(torch.device("remote_accelerator", 0)))))
-
-
-BEYOND: dict[str, Callable[[Operands], Any]] = {
-    "offsets that do not begin with 0": lambda make: aten._embedding_bag_backward(
-        make.of(2, 5), make.whole(0, 1, 2), make.whole(1, 2), make.whole(), make.whole(1, 1), make.whole(0, 0), 5,
-        False, 0, False, None),
-    "segments beyond the rows": lambda make: torch.segment_reduce(
-        make.of(6, 2), "max", lengths=make.whole(5, 2), unsafe=True),
-    "a transform of a dimension counted from the end": lambda make: aten._fft_c2c(
-        make.of(5, 6, 12, dtype=torch.complex64), [-2], 0, True),
-}
-
-
-@pytest.mark.parametrize("name", list(BEYOND))
-def test_what_would_read_beside_operands_is_refused(session: Any, name: str) -> None:
-    """The row before the gradient, rows after the data, and what lies before a list of dimensions."""
-    refused = "offsets does not begin with 0|do not add up|counted from the end"
-    with torch.no_grad(), pytest.raises(RuntimeError, match=refused):
-        djinn.materialize(_lists(BEYOND[name](Operands(torch.device("remote_accelerator", 0)))))

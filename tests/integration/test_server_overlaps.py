@@ -1,4 +1,7 @@
-"""Tensors of one element, expanded to any size, on a server; and kernels that take their operands to be dense."""
+"""Tensors of one element, expanded, on a server; and kernels that take their operands to be dense.
+
+Next to the element lie others of the same tensor, so that nothing here reaches beyond its memory, whatever is checked.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import pytest
 import torch
 from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import connect
-from support.servers.connection_options import connect_options
 
 import djinn
 from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
+from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
 
@@ -36,12 +39,18 @@ class Dense:
 
 
 class Stretched(Dense):
-    """Makes operands there, those that are to be stretched from the last element of a tensor."""
+    """Makes operands there, those that are to be stretched from the first element of a tensor.
+
+    It has as many elements as the operand seems to have, and the others are different: a kernel that takes the operand
+    to be dense keeps to its memory, and computes something else.
+    """
 
     device = DEVICE
 
     def stretched(self, value: float, *size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.full((64,), value, dtype=dtype).to(DEVICE)[-1:].expand(size)
+        whole = torch.full((torch.Size(size).numel(),), 2 if value != 2 else 1, dtype=dtype)
+        whole[0] = value
+        return whole.to(DEVICE)[:1].expand(size)
 
 
 def ctc(make: Dense, *, backward: bool, lengths: Callable[[list[int]], Any]) -> Any:
@@ -121,7 +130,7 @@ def flat(result: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", list(READ))
-def test_what_is_read_beyond_a_stretched_operand_is_nothing(session: Any, name: str) -> None:
+def test_nothing_is_read_beside_the_element_of_a_stretched_operand(session: Any, name: str) -> None:
     with torch.no_grad():
         expected = flat(READ[name](Dense()))
         made = [tensor.cpu() for tensor in flat(READ[name](Stretched()))]
@@ -216,54 +225,35 @@ def program(steps: list[tuple[str, tuple[Argument, ...], tuple[int, ...], int]],
 
 
 TENSOR, NUMBER, NOTHING = TensorArgument(), NumberArgument(), ConstantArgument(None)
-LAST = [("aten::slice.Tensor", (TENSOR, NUMBER, NUMBER, NUMBER, NUMBER), (-2,), 1),
+FIRST = [("aten::slice.Tensor", (TENSOR, NUMBER, NUMBER, NUMBER, NUMBER), (-2,), 1),
         ("aten::expand", (TENSOR, NUMBER), (0,), 1)]
-SECRET = torch.frombuffer(bytearray(b"THE OTHER SESSION'S SECRET, 32 B" * 32), dtype=torch.float32)
+SIZE = 256
 
 
-def sessions(address: str) -> tuple[Any, Any, list[int]]:
-    """Two sessions of different owners, the first of which has uploaded secrets in turns with the second."""
-    victim, attacker = (connect(address, connect_options(owner=f"{name} {'x' * 40}"))
-                        for name in ("victim", "attacker"))
-    handles = list(range(1, 33))
-    for handle in handles:
-        for whose, tensor in ((victim, SECRET), (attacker, torch.full_like(SECRET, 0.5))):
-            whose.request(Batch([Upload(handle, header_of(tensor))], synchronize=True), [tensor])
-    return victim, attacker, handles
+def asked(address: str, body: Program, operand: torch.Tensor, numbers: list[Any]) -> tuple[Any, torch.Tensor, Any]:
+    """Run a program with an operand and the first element of another, expanded; fetch a result and the other one."""
+    opened = connect(address, ConnectOptions())
+    whole = torch.full((SIZE,), 7.0)
+    whole[0] = 0.5
+    values = [operand, whole]
+    opened.request(Batch([*[Upload(handle, header_of(value)) for handle, value in enumerate(values, 100)],
+                          Define(1, body)], synchronize=True), values)
+    result, _ = opened.request(Batch([Run(1, (100, 101), [0, 0, 1, 1, [SIZE], *numbers], (200,))], describe=(200,)), ())
+    _, made = opened.request(Batch(fetch=(101,) if result.failures else (101, 200)), ())
+    opened.close()
+    return result.failures, made[0], made[1:]
 
 
-def test_nothing_of_another_session_is_read(start_server: Any) -> None:
-    server = start_server()
-    victim, attacker, handles = sessions(server.address)
-    size = 4096
-    zeros = torch.zeros(1, size, 1)
-    attacker.request(Batch([Upload(100, header_of(zeros))], synchronize=True), [zeros])
-    body = program([*LAST, ("aten::native_group_norm", (TENSOR, NOTHING, TENSOR, *[NUMBER] * 5), (-1, 1), 3)], 2, 2)
-    attacker.request(Batch([Define(1, body)], synchronize=True), ())
-    for handle in handles:
-        numbers = [0, len(SECRET) - 1, len(SECRET), 1, [size], 1, size, 1, 1, 1e-5]
-        result, [read] = attacker.request(Batch([Run(1, (100, handle), numbers, (200,))], fetch=(200,)), ())
-        assert not result.failures
-        assert b"SECRET" not in read.numpy().tobytes()
-        assert torch.equal(read, torch.full((1, size, 1), 0.5))
-    for opened in (victim, attacker):
-        opened.close()
+def test_what_lies_beside_an_element_is_not_read(start_server: Any) -> None:
+    body = program([*FIRST, ("aten::native_group_norm", (TENSOR, NOTHING, TENSOR, *[NUMBER] * 5), (-1, 1), 3)], 2, 2)
+    failures, _, made = asked(start_server().address, body, torch.zeros(1, SIZE, 1), [1, SIZE, 1, 1, 1e-5])
+    assert not failures
+    assert torch.equal(made[0], torch.full((1, SIZE, 1), 0.5))
 
 
-def test_nothing_of_another_session_is_written(start_server: Any) -> None:
-    server = start_server()
-    victim, attacker, handles = sessions(server.address)
-    size = 256
-    ones = -torch.ones(size)
-    attacker.request(Batch([Upload(100, header_of(ones))], synchronize=True), [ones])
+def test_what_lies_beside_an_element_is_not_written(start_server: Any) -> None:
     arguments = (TENSOR, TENSOR, NUMBER, NUMBER, ConstantArgument(True))
-    body = program([*LAST, ("aten::rrelu_with_noise", arguments, (-1, 1), 1)], 2, 2)
-    attacker.request(Batch([Define(1, body)], synchronize=True), ())
-    for handle in handles:
-        numbers = [0, len(SECRET) - 1, len(SECRET), 1, [size], 0.125, 0.125]
-        result, _ = attacker.request(Batch([Run(1, (100, handle), numbers, (200,))], describe=(200,)), ())
-        assert [failure.kind for failure in result.failures] == ["RuntimeError"]
-    _, data = victim.request(Batch(fetch=tuple(handles)), ())
-    assert all(torch.equal(tensor.view(torch.int32), SECRET.view(torch.int32)) for tensor in data)
-    for opened in (victim, attacker):
-        opened.close()
+    body = program([*FIRST, ("aten::rrelu_with_noise", arguments, (-1, 1), 1)], 2, 2)
+    failures, whole, _ = asked(start_server().address, body, -torch.ones(SIZE), [0.125, 0.125])
+    assert [failure.kind for failure in failures] == ["RuntimeError"]
+    assert whole.tolist() == [0.5, *[7.0] * (SIZE - 1)]

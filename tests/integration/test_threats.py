@@ -21,10 +21,11 @@ from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_service.operators import operator_named
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.network.frame_feeder import limit_memory, resident_bytes
+from support.servers import stand_ins
 
 import djinn.wire
 from djinn.errors import TransportError, UnknownOperatorError
-from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
+from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
 from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Free, Poisoned, Run, Upload
@@ -76,8 +77,8 @@ def test_strides_and_offsets_that_lie_never_reach_memory(guarded: tuple[Any, Soc
     workers = server.workers
     reached = 0
     numbers = (NumberArgument(),) * 3
-    define = calls(("aten::as_strided", (TensorArgument(), *numbers), (-1,)),
-                   ("aten::clone", (TensorArgument(),), (0,)), inputs=1)
+    # A view, of which no element is read.
+    define = calls(("aten::as_strided", (TensorArgument(), *numbers), (-1,)), inputs=1)
     for size, stride, offset in itertools.product(EDGES, repeat=3):
         item, kind = outcome(connection, define, (1,), ([size], [stride], offset))
         fits = size >= 0 and stride >= 0 and offset >= 0 and (size == 0 or offset + (size - 1) * stride < 4)
@@ -113,32 +114,20 @@ def test_a_small_sparse_tensor_that_declares_terabytes_is_an_error_at_once(
 
 
 @linux
-def test_a_program_that_crashes_a_kernel_takes_its_own_worker_only(start_server: Any) -> None:
-    """Found by tampering: PyTorch 2.13.0 believes that running statistics have an element for each channel."""
-    server = start_server()
+def test_a_program_that_ends_its_process_takes_its_own_worker_only(start_server: Any, tmp_path: Path) -> None:
+    """A stand-in for a kernel with a fault that nobody knows yet."""
+    server = start_server("--allow-namespace", stand_ins.NAMESPACE, PYTHONPATH=stand_ins.installed(tmp_path / "plugin"))
     (worker,) = server.workers
     connection = connect(server.address, ConnectOptions())
-    values = [torch.randn(2, 4, 6, 6), torch.ones(4), torch.zeros(4), torch.zeros(0), torch.zeros(0)]
-    uploads = [Upload(handle, header_of(value)) for handle, value in enumerate(values, 1)]
-    connection.request(Batch(uploads, synchronize=True), values)
-    name = "aten::_native_batch_norm_legit"
-    arguments = (*(TensorArgument(),) * 5, ConstantArgument(value=True), NumberArgument(), NumberArgument())
-    template = Template(name, digest_of(name), arguments)
-    program = Program((template,), (Step(0, (-1, -2, -3, -4, -5), 3),), 5, (0,))
-    try:
-        result, _ = connection.request(
-            Batch([Define(1, program), Run(1, (1, 2, 3, 4, 5), [0.1, 1e-5], (9,))], fetch=(9,)), ())
-        # A release that checks it says so.
-        assert isinstance(result.items[0], Poisoned)
-        crashed = False
-    except TransportError:
-        crashed = True
+    connection.request(Batch([Upload(1, header_of(ONES))], synchronize=True), [ONES])
+    with pytest.raises(TransportError):
+        outcome(connection, calls((f"{stand_ins.NAMESPACE}::ends", (TensorArgument(),), (-1,)), inputs=1), (1,))
     again = connect(server.address, ConnectOptions(connect_timeout_s=60))
     again.request(Batch([Upload(1, header_of(ONES))], synchronize=True), [ONES])
     again.close()
     connection.close()
     assert server.process.poll() is None
-    assert (worker not in server.workers) == crashed
+    assert worker not in server.workers
 
 
 UNCHECKED = sorted({schema.name for schema in torch._C._jit_get_all_schemas()
