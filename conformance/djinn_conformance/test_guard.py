@@ -130,7 +130,7 @@ _ROW_PAIRS = filled((6, 2), torch.float32, 9)
 
 
 def _sized(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Make a tensor that has a size only. Nothing can be read of it, whoever asks a kernel."""
+    """Make a tensor that has a size and no elements."""
     return torch.empty(size, dtype=dtype, device="meta")
 
 
@@ -308,7 +308,7 @@ def _ask_before(
 
 
 def _expect_steps_accepted(plugin: Guard, recording: Recording, where: str) -> None:
-    """Check each step as a program of its own, with the results of those before it."""
+    """Check each step alone, with the results of the steps before it."""
     guard, produced = watch(plugin), 0
     known = {-1 - index: tensor for index, tensor in enumerate(recording.inputs)}
     for made, part in zip(recording.calls, pieces(recording, range(len(recording.calls)), range(recording.results)),

@@ -21,8 +21,8 @@ __all__ = ("CheckedSteps",)
 _NUMBERS = frozenset((int, float, complex))
 _NOTHING = Answer((), (), 0)
 _ANYTHING = Answer((), (), 2**63)
-"""What a step may take of which an operand's size is not known before another step has run. It needs a run of its own,
-which sees that size; a server divides the program."""
+"""The answer for a step if the size of an operand is not known before another step has run. It needs another run, which
+sees that size; a server divides the program."""
 
 
 @attrs.frozen(eq=False)

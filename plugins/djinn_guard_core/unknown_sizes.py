@@ -1,4 +1,4 @@
-"""The largest sizes that results can have which depend on elements: until those are there, that is what they count."""
+"""The largest possible sizes of results whose sizes depend on elements. They count until the elements are there."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _selected(tensors: Sequence[Metadata]) -> int:
 
 
 def _indexed(tensors: Sequence[Metadata]) -> int:
-    """Bytes of what masks and indices select: rows, once for each element of the indices, or for each one of a mask."""
+    """Bytes of the rows that masks and indices select: one for each element."""
     (size, _, dtype), *indices = tensors
     masked = [prod(mask) for mask, _, kind in indices if kind in (torch.bool, torch.uint8)]
     if not masked:

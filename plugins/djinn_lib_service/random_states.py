@@ -41,7 +41,7 @@ def checked_state(kind: str, state: torch.Tensor) -> torch.Tensor:
     """
     if state.dtype is not torch.uint8 or state.layout is not torch.strided:
         raise TypeError(f"RNG state must be a torch.ByteTensor, not of {state.dtype}")
-    # What is checked must be what is used: others may write to the original.
+    # A copy, because others may write to the original between check and use.
     own = state.detach().to("cpu", copy=True).contiguous()
     check = _CHECKS.get(kind)
     if check is not None:

@@ -1,4 +1,4 @@
-"""What a call may give: strided tensors, in memory of their own unless the operator's schema says otherwise.
+"""Checks results: strided tensors only, which share no memory with operands unless the operator's schema says so.
 
 A kernel's other results refer to memory in ways that no check of a later call would see: a sparse tensor by indices
 that may still be somebody's tensor, a tensor that shares memory with an operand by a view that nobody declared.
@@ -34,11 +34,11 @@ def is_value(result: Any) -> bool:
 
 @attrs.frozen(eq=False)
 class ResultCheck:
-    """Checks what calls of one operator return.
+    """Checks the results of one operator's calls.
 
     Attributes:
         name: The operator.
-        is_new: For each return: whether it must have memory of its own.
+        is_new: For each return: whether it must not share memory with an argument.
     """
 
     name: str
@@ -96,8 +96,7 @@ def _shares(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
 def result_check_of(name: str) -> ResultCheck:
     """Return the check for an operator's results.
 
-    A composite may return its argument or a view of it, and what is called unsafe is a view that autograd does not
-    know.
+    A composite may return its argument or a view of it, and so does an operator that is called unsafe.
     """
     facts = facts_of(operator_named(name))
     may_share = facts.is_composite or name.partition("::")[2].lstrip("_").startswith("unsafe_")
