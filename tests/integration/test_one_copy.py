@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -117,19 +118,26 @@ def load(connection: SocketConnection, program: int, file: str, size: int) -> fl
     return float(data[0])
 
 
-def test_a_stored_model_is_in_memory_once_for_eight_tenants(stored: Path, start_server: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tokens", [True, False], ids=["tenants", "owners"])
+def test_a_stored_model_is_in_memory_once_for_eight_tenants(
+    has_tokens: bool, stored: Path, start_server: Any, tmp_path: Path
+) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
-    given = [tokens.create(f"tenant-{number}") for number in range(CLIENTS)]
-    server = start_server("--models", str(stored), "--tokens", str(tokens.path), "--sandbox", "auto")
-    djinn.init(server=server.address, token=given[0])
+    given = [tokens.create(f"tenant-{number}") if has_tokens else "" for number in range(CLIENTS)]
+    with_tokens = ("--tokens", str(tokens.path)) if has_tokens else ()
+    server = start_server("--models", str(stored), *with_tokens, "--sandbox", "auto", "--worker-idle-s", "0.1")
+    djinn.init(server=server.address, token=given[0] or None)
     large, small = (model.digest for model in djinn.models.list())
     djinn.shutdown()
     with ExitStack() as stack:
         connections = []
-        for token in given:
-            connections.append(connect(server.address, connect_options(token=token)))
+        for number, token in enumerate(given):
+            connections.append(connect(server.address, connect_options(token=token, owner=f"owner {number}")))
             stack.callback(connections[-1].close)
             assert load(connections[-1], 1, small, PIECE) == PIECE / 2
+        until = time.monotonic() + 10
+        while len(server.workers) > CLIENTS and time.monotonic() < until:
+            time.sleep(0.1)  # that of the first session ends
         assert len(server.workers) == CLIENTS
         before = used_bytes(server)
         for connection in connections:

@@ -88,6 +88,30 @@ def test_uploads_of_eight_tenants_of_a_group_cost_one_copy_and_what_they_write(
         wait_for(server, lambda now: sorted(kept(now)) == parts)
 
 
+def test_uploads_of_eight_owners_cost_one_copy(start_server: Any) -> None:
+    server = start_server("--keep-mib", "256", "--sandbox", "auto")
+    weights = [torch.full((PIECE,), float(number)) for number in range(PIECES)]
+    with ExitStack() as stack:
+        sessions = [UploadSession(server.address, owner=f"secret {number}") for number in range(TENANTS)]
+        for session in sessions:
+            stack.callback(session.connection.close)
+            session.upload(PIECES + 1, torch.full((PIECE,), -1.0))
+            assert session.sum_of(PIECES + 1) == -PIECE
+        assert len(server.workers) == TENANTS
+        before = steady_bytes(server)
+        for session in sessions:
+            for handle, weight in enumerate(weights, 1):
+                session.upload(handle, weight)
+            assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
+        assert all(session.connection.bytes_not_sent == 0 for session in sessions), "each has sent what it shares"
+        used = steady_bytes(server)
+        assert TOTAL_BYTES <= used - before <= MOST_COPIES * TOTAL_BYTES, (used - before) / TOTAL_BYTES
+        sessions[0].double(2)
+        for session, factor in zip(sessions, (2, *[1] * (TENANTS - 1)), strict=True):
+            [value] = session.ask(fetch=(2,))
+            assert torch.equal(value, weights[1] * factor)
+
+
 def test_tenants_that_share_no_group_share_no_memory(start_server: Any, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
     given = [tokens.create(name, share=group) for name, group in (
