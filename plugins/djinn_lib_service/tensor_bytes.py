@@ -49,7 +49,7 @@ def check_layout(dtype: str, size: Sequence[int], stride: Sequence[int], storage
     extent = 0 if 0 in size else storage_offset + 1 + sum(
         (count - 1) * step for count, step in zip(size, stride, strict=False))
     if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or min((*size, *stride, storage_offset)) < 0 or max(
-            (*size, *stride, storage_offset, extent * itemsize, math.prod(filter(None, size)) * itemsize)) >= 2**63:
+            (*size, *stride, storage_offset, extent * itemsize, math.prod(filter(None, size)))) >= 2**63:
         raise ProtocolError(f"No tensor has the sizes {list(size)[:8]} and the strides {list(stride)[:8]}.")
 
 
