@@ -105,8 +105,11 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that all tests share. A test that harms it fails, and so do others."""
-    running = _start(tmp_path_factory.mktemp("server") / "log", (), {})
+    """A server that all tests share. A test that harms it fails, and so do others.
+
+    Programs that tests start are other owners; with one worker for all of them, a test can see that it lives.
+    """
+    running = _start(tmp_path_factory.mktemp("server") / "log", ("--isolate", "tenant"), {})
     yield running
     assert running.stop() == 0, running.log.read_text()
 
