@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from djinn_transport_tcp.client import SocketConnection
-from djinn_transport_tcp.opening import open_tcp
 from support.processes.long_work import COUNTER, LONG, PRODUCT, SHORT, STEPS_OF_LONG, Working
 from support.servers.serving import Serving
-from support.servers.tcp import frame, raw_socket
 
-from djinn.kinds.transport import ConnectOptions
-from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Poisoned
+from djinn.wire.messages import Batch, Poisoned
 
 LEASE_S = 1.0
 
@@ -26,18 +21,6 @@ def working(server: Any) -> Iterator[Working]:
     made = Working(server.address)
     yield made
     made.close()
-
-
-def cancel(connection: SocketConnection) -> None:
-    """Take a session up again as a client does that was interrupted, and say so."""
-    hello = Hello(PROTOCOL_VERSION, "", "", sys.byteorder, resume=connection.welcome.resume,
-                  answered=connection._end.answered, cancelled=connection._sequence)
-    with connection._in_use:
-        another = SocketConnection(connection.address, open_tcp(connection.address, ConnectOptions()))
-        sock = raw_socket(another)
-        sock.sendall(frame(hello))
-        assert sock.recv(32)
-        another._disconnect()
 
 
 def expect_cancelled(working: Working) -> None:
@@ -58,7 +41,7 @@ def expect_alive(working: Working) -> None:
 def test_programs_that_are_cancelled_do_not_run_and_the_session_lives_on(working: Working) -> None:
     for _ in range(400):
         working.submit(SHORT)
-    cancel(working.connection)
+    working.cancel()
     expect_cancelled(working)
     assert working.counted() < 200
     expect_alive(working)
@@ -70,7 +53,7 @@ def test_a_program_that_is_cancelled_ends_between_its_steps(working: Working) ->
         before = working.counted()
         working.submit(LONG)
         time.sleep(0.3)
-        cancel(working.connection)
+        working.cancel()
         expect_cancelled(working)
         assert working.counted() - before < STEPS_OF_LONG / 2
     expect_alive(working)

@@ -25,7 +25,7 @@ from djinn_monitor.reading import TenantReading, read
 from djinn_transport_tcp.client import SocketConnection
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import SIZE, Saturating, Worked, percentile, products_for, session
-from support.processes.long_work import ENDLESS, Working
+from support.processes.long_work import ENDLESS, LONG, STEPS_OF_LONG, Working
 from support.servers.serving import Serving
 
 from djinn.errors import RefusedError
@@ -240,6 +240,25 @@ def test_a_short_request_waits_for_a_step_of_a_long_program_whose_bits_are_as_ev
     assert len(waits) > 8
     assert percentile(waits, 0.5) < alone_s / 10
     assert max(waits[:-1]) < alone_s / 2, "it waited for no program"
+
+
+def test_a_program_that_gives_way_is_cancelled_as_ever_and_its_worker_may_die(house: House, stack: ExitStack) -> None:
+    working = Working(house.server.address, house.tokens["a"])
+    stack.callback(working.close)
+    worker = house.worker("a")
+    others = stack.enter_context(Saturating(house.work("b", house.length("b", 5e-3)), ahead=8))
+    working.submit(LONG)
+    time.sleep(0.5)
+    working.cancel()
+    done = others.done
+    assert working.counted() < STEPS_OF_LONG
+    working.submit(LONG)
+    time.sleep(0.5)
+    assert others.done > done
+    os.kill(worker, signal.SIGKILL)
+    done = others.done
+    until(lambda: others.done > done + 16)
+    assert others.error is None
 
 
 def test_a_stopped_worker_loses_its_turn_and_an_endless_kernel_keeps_nobody_out(

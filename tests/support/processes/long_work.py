@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 from djinn_transport_tcp.client import SocketConnection, connect
+from djinn_transport_tcp.opening import open_tcp
 from support.servers.connection_options import connect_options
+from support.servers.tcp import frame, raw_socket
 
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
-from djinn.wire.messages import Batch, Define, Run, Upload
+from djinn.kinds.transport import ConnectOptions
+from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Hello, Run, Upload
 from djinn.wire.tensors import header_of
 
 FACTOR, COUNTER, PRODUCT, ELEMENT, SUM = 1, 2, 3, 4, 5
@@ -52,6 +56,7 @@ class Working:
 
     def __init__(self, address: str, token: str = "", side: int = 700, **options: Any) -> None:
         chosen: dict[str, Any] = {"connect_timeout_s": 60, "request_timeout_s": 120, "resume": True, **options}
+        self._token = token
         self.connection: SocketConnection = connect(address, connect_options(token=token, **chosen))
         counter, factor = torch.zeros((), dtype=torch.int64), torch.full((side, side), 1e-3)
         result, _ = self.connection.request(Batch([
@@ -73,6 +78,18 @@ class Working:
         result, data = self.connection.request(Batch(fetch=(COUNTER,)), ())
         assert len(data) == 1, result.failures
         return int(data[0])
+
+    def cancel(self) -> None:
+        """Take the session up again as a client does that was interrupted, and say so."""
+        connection = self.connection
+        hello = Hello(PROTOCOL_VERSION, "", "", sys.byteorder, self._token, resume=connection.welcome.resume,
+                      answered=connection._end.answered, cancelled=connection._sequence)
+        with connection._in_use:
+            another = SocketConnection(connection.address, open_tcp(connection.address, ConnectOptions()))
+            sock = raw_socket(another)
+            sock.sendall(frame(hello))
+            assert sock.recv(32)
+            another._disconnect()
 
     def vanish(self) -> None:
         """Be gone without a word, as a client that was killed."""
