@@ -100,7 +100,7 @@ def test_a_token_is_replaced_with_an_overlap(
     """Both are the same tenant's. When the overlap is over, the sessions of the first end, and only these."""
     first = tokens.create("alice")
     encrypted = ("--tls-cert", certificates.server) if scheme == "tls" else ()
-    server = start_server("--tokens", str(tokens.path), *encrypted)
+    server = start_server("--tokens", str(tokens.path), "--isolate", "tenant", *encrypted)
 
     def begin(token: str) -> SocketConnection:
         options = connect_options(token=token, connect_timeout_s=60, tls_ca=certificates.authority)
