@@ -1,4 +1,4 @@
-"""Calls of PyTorch's operators, recorded while its own databases of operators, modules and optimizers run.
+"""Calls of PyTorch's operators, recorded while families of models and its own databases run.
 
 Forward without gradients, where composite operators are seen whole, and forward and backward with them.
 """
@@ -27,10 +27,12 @@ from djinn.ir.spec import tensors_in
 
 SEED = 7
 DTYPES = (torch.float32, torch.int64, torch.float64, torch.complex64, torch.bfloat16, torch.bool, torch.uint8)
-MOST_ELEMENTS = 3000
+MOST_ELEMENTS = 6000
 """Calls with larger tensors are not kept: pages matter here, not volume."""
 MOST_CALLS = 24
 """Calls kept for each overload."""
+MOST_OF_MODELS = 8
+"""Those of them that models made."""
 
 
 @attrs.frozen(eq=False)
@@ -98,9 +100,15 @@ def pickled(item: Any) -> bytes:
 
 @attrs.define
 class Corpus:
-    """What was recorded, by overload."""
+    """What was recorded, by overload.
+
+    Attributes:
+        calls: The calls, each under what tells it from others.
+        most: How many are kept of an overload.
+    """
 
     calls: dict[str, dict[tuple[Any, ...], Example]] = attrs.field(factory=dict)
+    most: int = MOST_CALLS
 
     def candidate(
         self, operator: torch._ops.OpOverload, args: Iterable[Any], kwargs: Mapping[str, Any]
@@ -109,7 +117,7 @@ class Corpus:
         args = list(args)
         known = self.calls.setdefault(operator.name(), {})
         key = (*map(_kind, args), *((word, _kind(item)) for word, item in kwargs.items()))
-        if len(known) >= MOST_CALLS or key in known or sum(
+        if len(known) >= self.most or key in known or sum(
                 tensor.numel() for tensor in tensors_in([*args, *kwargs.values()])) > MOST_ELEMENTS:
             return None
         try:
@@ -161,15 +169,18 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def record(*, dtypes: int = len(DTYPES), samples: int = 1000) -> Corpus:
-    """Run the databases.
+def record(*, dtypes: int = len(DTYPES), samples: int = 1000, families: int = 0) -> Corpus:
+    """Run models and the databases.
 
     Args:
+        families: How many families of models, forward, backward, generation and training.
         dtypes: How many dtypes of the operators' database.
         samples: How many samples of each entry, dtype and direction.
     """
-    corpus = Corpus()
+    corpus = Corpus(most=MOST_OF_MODELS)
     with _quiet():
+        _run_families(corpus, families)
+        corpus.most = MOST_CALLS
         for dtype in DTYPES[:dtypes]:
             for entry in operators().values():
                 _run_operator(corpus, entry, dtype, samples)
@@ -217,6 +228,13 @@ def _run_operator(corpus: Corpus, entry: Any, dtype: torch.dtype, samples: int) 
                 if function is not None:
                     _attempt(corpus, function, (sample.input, *sample.args), sample.kwargs,
                              with_gradients=with_gradients, finish=sample.output_process_fn_grad)
+
+
+def _run_families(corpus: Corpus, families: int) -> None:
+    from support.models.model_families import FAMILIES, outcome_of
+
+    for family in FAMILIES[:families]:
+        _attempt(corpus, outcome_of, (family, family.model(), "cpu"), with_gradients=True)
 
 
 def _run_foreach(corpus: Corpus, dtypes: Iterable[torch.dtype]) -> None:

@@ -18,11 +18,14 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
+from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_lib_service.operators import operator_named
+from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
+from djinn_lib_service.random_exchange import EXCHANGE
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "guarded_memory.c"
@@ -48,8 +51,15 @@ def build(folder: Path) -> Path:
 
 
 def allowed() -> list[str]:
-    """Name the overloads that a server runs."""
+    """Name the overloads of PyTorch that a server runs."""
     return sorted(name for name, group in lists()[release()].items() if group == ALLOWED)
+
+
+def own() -> list[str]:
+    """Name the operators of djinn that compute what a client asks for, of tensors that it chooses."""
+    # It defines them.
+    CpuExecutor()
+    return sorted((*LAYER_OPERATORS, EXCHANGE))
 
 
 def without_form(name: str) -> str:
@@ -83,9 +93,10 @@ class Settings:
         target: How many calls of each overload shall run.
         attempts: How many are tried at most, of each.
         seconds: How long each may take at most.
-        dtypes, samples: How much of the databases is recorded.
-        proposals: How many calls are made up for an overload that the databases do not call.
+        dtypes, samples, families: How much of the databases is recorded, and how many families of models.
+        proposals: How many calls are made up for an overload that the databases hardly call.
         seed: Of all that is left to chance.
+        crashes: After so many, an overload is left alone.
         capability: Vector instructions of kernels, as ``ATEN_CPU_CAPABILITY`` has it; empty for the best.
     """
 
@@ -94,8 +105,10 @@ class Settings:
     seconds: float
     dtypes: int = 7
     samples: int = 4
+    families: int = 0
     proposals: int = 40
     seed: int = 0
+    crashes: int = 60
     capability: str = ""
 
 
@@ -119,6 +132,10 @@ class Found:
         """How many calls had an outcome."""
         return sum(entry["outcomes"][outcome] for entry in self.overloads.values())
 
+    def changed(self, kind: str) -> int:
+        """How many of the calls that ran were changed in a way."""
+        return sum(entry["ran_with"].get(kind, 0) for entry in self.overloads.values())
+
     def ran(self, name: str) -> int:
         """How many calls of an overload ran."""
         return int(self.overloads[name]["outcomes"]["ran"])
@@ -126,7 +143,7 @@ class Found:
 
 def look(
     names: Sequence[str], settings: Settings, library: Path, corpus: Path, result: Path,
-    taken_out: Sequence[str] = (), trusted: Sequence[str] = (), unranged: Sequence[str] = (), limit_s: float = 3600,
+    planted: Sequence[str] = (), behind: Mapping[str, Any] = MappingProxyType({}), limit_s: float = 3600,
 ) -> dict[str, Any]:
     """Call overloads, in a process of its own and what that forks.
 
@@ -136,16 +153,16 @@ def look(
         library: What `build` made.
         corpus: Keeps the calls that are changed.
         result: Where to write what came of it.
-        taken_out: Operators whose rules the guard is to forget.
-        trusted: Operators that it is to hold for proven.
-        unranged: Operators of whose indices it is to believe anything.
+        planted: Kinds of holes for which kernels are stood in; see `support.operators.planted`.
+        behind: Attributes of the job that differ when it is done behind a guard that has forgotten the rules about
+            those, too.
         limit_s: How long it may take.
 
     Raises:
         AssertionError: The fuzzer failed.
     """
-    job = {"overloads": list(names), "taken_out": list(taken_out), "trusted": list(trusted), "unranged": list(unranged),
-           "corpus": str(corpus), "result": str(result),
+    job = {"overloads": list(names), "planted": list(planted), "behind": dict(behind), "corpus": str(corpus),
+           "result": str(result),
            **{key: value for key, value in attrs.asdict(settings).items() if key != "capability"}}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(job, file)

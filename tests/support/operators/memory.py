@@ -9,7 +9,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-BEYOND_STORAGE = -3
+BEYOND_STORAGE, NOT_STRIDED, SHARES = -3, -4, -5
+NOTED = {BEYOND_STORAGE: "leaves a tensor that reaches beyond its storage", NOT_STRIDED: "leaves a tensor that is not "
+         "strided", SHARES: "leaves a tensor that shares memory with an operand, against its schema"}
 _NAME, _FRAMES, _HEAD = 160, 48, 9
 
 
@@ -56,8 +58,8 @@ def described(fault: Mapping[str, Any]) -> str:
     if not number:
         return "ended without a signal"
     name = signal.Signals(number).name
-    if code == BEYOND_STORAGE:
-        return "leaves a tensor that reaches beyond its storage"
+    if code in NOTED:
+        return NOTED[code]
     if code == -2:
         return "write beside a block"
     if name == "SIGSEGV":

@@ -1,16 +1,18 @@
-"""Calls with one to three arguments changed, made anew from a name and a number."""
+"""Calls with one to three arguments changed, and sequences that begin with one, made anew from a name and a number."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import attrs
 import torch
 from djinn_lib_service.operators import operator_named
 from support.operators.corpus import Corpus, Example, mapped
+from support.operators.elements import REAL_NUMBERS, change_together, change_words, make_wild
 from support.operators.layouts import STRIDES, dense, laid, tiled
 from support.operators.synthesis import SIZES, slots, tensor_for, values_of
 
@@ -23,16 +25,24 @@ Path: TypeAlias = tuple[str, int]
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.int16, torch.bool,
           torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 INTEGERS = (torch.int64, torch.int32)
-INDEX_CALLS = 4
+OPAQUE = (torch.uint8, torch.int64, torch.int32)
 FEW = 0.3
 EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
 MOST_ELEMENTS = 2**16
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
-REAL_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, 1e308, math.inf, -math.inf, math.nan)
+WORDS = ("mean", "sum", "none", "linear", "max", "trunc", "floor", "reflect", "valid", "same")
 WAYS_TO_LIE = tuple(STRIDES)
 TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wild", "bits", "shared", "other", "none")
-PLAIN = ("number",)
-KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "unchanged", "scaled", "lifted")))
+PLAIN = ("number", "flag")
+KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "together", "words", "unchanged", "scaled", "lifted",
+                             "sequence")))
+CYCLE = ("any", "strides", "wild", "strides", "together", "dtype", "flag", "strides", "together", "any", "words",
+         "flag", "strides", "sequence", "any", "sequence")
+"""What calls are changed in, one after the other."""
+FLAGS = ("bool", "ScalarType", "str", "MemoryFormat")
+"""Types of arguments that choose a way through a kernel."""
+PLACES = (0, 0, 1, 1, 2)
+"""Where blocks lie, see guarded_memory.c: as often before an unmapped page as behind one."""
 LIFTED = (2, 3)
 """Dimensions that are put before, or behind, those of tensors of a call."""
 LIFTS = ("all", "all", "with dimensions", "alike", "largest")
@@ -84,6 +94,7 @@ class Plan:
         place: Where blocks lie; see guarded_memory.c.
         filling: What new blocks are filled with.
         guards_all: Whether all that is allocated is guarded, and not tensors alone.
+        sequence: What calls behind this one are chosen by; ``None`` for none.
     """
 
     name: str
@@ -95,12 +106,19 @@ class Plan:
     place: int
     filling: int
     guards_all: bool
+    sequence: int | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Name what is changed."""
         found = dict.fromkeys(mutation.kind for mutation in self.mutations)
-        return (*(found or ("unchanged",)), *(("scaled",) if self.scale else ()), *(("lifted",) if self.lifted else ()))
+        return (*(found or ("unchanged",)), *_marks(self))
+
+
+def _marks(plan: Plan) -> tuple[str, ...]:
+    """Name what is changed in a call as a whole."""
+    marks = {"scaled": plan.scale, "lifted": plan.lifted, "sequence": plan.sequence}
+    return tuple(mark for mark, change in marks.items() if change is not None)
 
 
 def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
@@ -115,17 +133,14 @@ def leaves(name: str, values: Mapping[str, Any]) -> list[Path]:
 
 
 def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
-    """Decide what a call is like.
-
-    Every other call changes strides alone, of what is read: it is most often let through. One in eight changes elements
-    of an operand of integers, which may be indices, if there is one.
-    """
+    """Decide what a call is like, by turns; see `CYCLE`. Known calls are first made as they are."""
     choose = random.Random(f"{name} {number} {seed}")
     known = corpus.examples(name)
+    turn = CYCLE[number % len(CYCLE)]
     index = number % len(known) if number < 2 * len(known) else choose.randrange(len(known))
     kind, path, lifted = "", None, None
-    if number % 2:
-        kind = WAYS_TO_LIE[number // 2 % len(WAYS_TO_LIE)]
+    if turn == "strides":
+        kind = WAYS_TO_LIE[choose.randrange(len(WAYS_TO_LIE))]
         index, path, is_flat = _read_operand(name, corpus, choose) or (index, None, False)
         if path is not None and is_flat:
             lifted = Lift(path, choose.choice(LIFTS), choose.random() < FEW)
@@ -139,19 +154,49 @@ def planned(name: str, number: int, corpus: Corpus, seed: int = 0) -> Plan:
             scale = choose.choice(extents), choose.choice(EXTENTS)
     mutations: list[Mutation] = []
     if path is not None:
-        mutations = [Mutation(path, kind, choose.randrange(2**31)), *(
-            Mutation(choose.choice(tensors), choose.choice(WAYS_TO_LIE), choose.randrange(2**31))
+        mutations = [_mutation(path, kind, choose), *(
+            _mutation(choose.choice(tensors), choose.choice(WAYS_TO_LIE), choose)
             for _ in range(choose.choice((0, 0, 0, 1, 2))))]
-    elif number % 8 == INDEX_CALLS and (integers := [other for other in tensors if other[0] not in facts_of(
-            operator_named(name)).written and at(values, other).dtype in INTEGERS]):
-        mutations = [Mutation(choose.choice(integers), "wild", choose.randrange(2**31))]
-    elif number % 8 and paths:
+    elif turn in SPECIAL and choose.random() < 0.9:
+        mutations = _special(turn, name, values, paths, tensors, choose)
+    if not mutations and paths and turn not in ("strides", "sequence") and number >= len(known):
         for _ in range(choose.choice((1, 1, 2, 3))):
             other = choose.choice(tensors) if tensors and choose.random() < 0.75 else choose.choice(paths)
-            kind = choose.choice(WAYS_TO_LIE if number % 2 else TENSORS) if other in tensors else "number"
-            mutations.append(Mutation(other, kind, choose.randrange(2**31)))
-    return Plan(name, number, index, scale, lifted, tuple(mutations), choose.choice((0, 0, 0, 1, 2)),
-                choose.choice((0, 0, 0x55, 0xFF)), choose.random() < 0.08)
+            mutations.append(_mutation(other, choose.choice(TENSORS) if other in tensors else "number", choose))
+    if turn == "sequence" and choose.random() < 0.5:
+        mutations = _special(choose.choice(SPECIAL), name, values, paths, tensors, choose)
+    return Plan(name, number, index, scale, lifted, tuple(mutations), choose.choice(PLACES),
+                choose.choice((0, 0, 0x55, 0xFF)), choose.random() < 0.08,
+                choose.randrange(2**31) if turn == "sequence" else None)
+
+
+def _mutation(path: Path, kind: str, choose: random.Random) -> Mutation:
+    return Mutation(path, kind, choose.randrange(2**31))
+
+
+SPECIAL = ("wild", "together", "dtype", "flag", "words")
+
+
+def _special(
+    turn: str, name: str, values: Mapping[str, Any], paths: Sequence[Path], tensors: Sequence[Path],
+    choose: random.Random,
+) -> list[Mutation]:
+    """Change one thing that other changes would hide; nothing if the call has none such."""
+    written = facts_of(operator_named(name)).written
+    integers = [path for path in tensors if path[0] not in written and at(values, path).dtype in INTEGERS]
+    if turn == "flag":
+        kinds = {slot.name: slot.kind for slot in slots(name)}
+        flags = [path for path in paths if path[1] < 0 and any(word in kinds[path[0]] for word in FLAGS)]
+        count = min(len(flags), choose.choice((1, 1, 2)))
+        found = [_mutation(path, "flag", choose) for path in choose.sample(flags, count)]
+        if found and integers and choose.random() < 0.5:
+            found.append(_mutation(choose.choice(integers), choose.choice(("wild", "together")), choose))
+        return found
+    chosen = {"dtype": tensors, "words": [path for path in tensors if at(values, path).dtype in OPAQUE and (
+        at(values, path).dim() == 1)]}.get(turn, integers)
+    if chosen:
+        return [_mutation(choose.choice(chosen), turn, choose)]
+    return [_mutation(choose.choice(integers), "together", choose)] if integers else []
 
 
 def _read_operand(name: str, corpus: Corpus, choose: random.Random) -> tuple[int, Path, bool] | None:
@@ -205,8 +250,7 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     for mutation in plan.mutations:
         by_path.setdefault(mutation.path, []).append(mutation)
     described = {slot.name: slot for slot in slots(plan.name)}
-    tensors = tensors_in(values.values())
-    extents = sorted({extent for tensor in tensors for extent in (*tensor.shape, tensor.numel()) if extent})
+    extents = extents_of(values)
     for name, item in values.items():
         if isinstance(item, (list, tuple)) and any(isinstance(member, torch.Tensor) for member in item):
             made[name] = [_tensor(member, by_path.get((name, index), ()), extents) if isinstance(member, torch.Tensor)
@@ -218,13 +262,23 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
     for path, mutations in by_path.items():
         for mutation in mutations:
             choose = random.Random(mutation.seed)
-            if mutation.kind == "number":
+            if mutation.kind == "together":
+                tensor = at(made, path)
+                if isinstance(tensor, torch.Tensor):
+                    change_together(made, tensor, _integers(plan.name), choose, extents)
+            elif mutation.kind in PLAIN:
                 made[path[0]] = _plain(made.get(path[0], described[path[0]].default), described[path[0]].kind, choose)
             elif mutation.kind == "none" and path[1] < 0 and described[path[0]].kind.startswith("Optional"):
                 made[path[0]] = None
             elif mutation.kind == "shared":
                 _share(made, path, choose)
     return made
+
+
+@cache
+def _integers(name: str) -> Mapping[str, str]:
+    """Name the arguments of an overload that are integers."""
+    return {slot.name: slot.kind for slot in slots(name) if "int" in slot.kind.lower()}
 
 
 def _share(made: dict[str, Any], path: Path, choose: random.Random) -> None:
@@ -295,7 +349,7 @@ def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequen
         elif kind == "other":
             source = tensor_for("", choose, choose.choice(SIZES), choose.choice(DTYPES))
             size, dtype = list(source.shape), source.dtype
-        elif kind == "wild":
+        elif kind in ("wild", "words"):
             changes_values.append(mutation)
         elif kind == "bits":
             bits = choose.choice(("conj", "neg"))
@@ -309,32 +363,14 @@ def _tensor(source: torch.Tensor, mutations: Sequence[Mutation], extents: Sequen
     steps = stride(size) if stride is not None else made.stride() if made.shape == source.shape else dense(size)
     made = laid(made, size, steps)
     for mutation in changes_values:
-        _make_wild(made, random.Random(mutation.seed), extents)
+        choose = random.Random(mutation.seed)
+        if mutation.kind == "words":
+            change_words(made, choose)
+        else:
+            make_wild(made, choose, extents)
     if bits == "conj" and made.is_complex():
         return made.conj()
     return torch._neg_view(made) if bits == "neg" and made.dtype is not torch.bool else made
-
-
-def _make_wild(tensor: torch.Tensor, choose: random.Random, extents: Sequence[int]) -> None:
-    """Change elements; integers preferably to what is just within, or just beyond, an extent."""
-    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    if not whole.numel():
-        return
-    if whole.dtype is torch.bool:
-        whole.view(torch.uint8)[choose.randrange(whole.numel())] = choose.choice((0, 1, 2, 255))
-        return
-    if whole.dtype.is_floating_point or whole.dtype.is_complex:
-        value: Any = choose.choice(REAL_NUMBERS)
-    else:
-        limits = torch.iinfo(whole.dtype)
-        near = choose.choice(extents or (1,))
-        value = choose.choice((choose.choice((near, near + 1, -near, -near - 1, near - 1)), choose.choice((
-            -1, 0, 1, 17, 1000, 2**20, 2**31, 2**40, 2**62, limits.max, limits.min))))
-        value = min(max(value, limits.min), limits.max)
-    if choose.random() < 0.5:
-        whole.fill_(value)
-    else:
-        whole[choose.randrange(whole.numel())] = value
 
 
 def _plain(item: Any, kind: str, choose: random.Random) -> Any:
@@ -355,6 +391,8 @@ def _plain(item: Any, kind: str, choose: random.Random) -> Any:
         return choose.choice((item + 0.5, -item, 2 * item, *REAL_NUMBERS))
     if isinstance(item, torch.dtype):
         return choose.choice(DTYPES)
+    if isinstance(item, str):
+        return choose.choice(WORDS)
     if isinstance(item, (list, tuple)):
         return _list(list(item), kind, choose)
     return item
@@ -382,8 +420,13 @@ def changed(plan: Plan, made: Mapping[str, Any]) -> list[str]:
         tensor = at(made, mutation.path)
         if mutation.kind not in STRIDES or (isinstance(tensor, torch.Tensor) and not tensor.is_contiguous()):
             found.append(mutation.kind)
-    return list(dict.fromkeys([*(found or ["unchanged"]), *(["scaled"] if plan.scale else []),
-                               *(["lifted"] if plan.lifted else [])]))
+    return list(dict.fromkeys((*(found or ["unchanged"]), *_marks(plan))))
+
+
+def extents_of(values: Mapping[str, Any]) -> list[int]:
+    """List the extents of a call's tensors, and how many elements they have."""
+    return sorted({extent for tensor in tensors_in(values.values()) for extent in (*tensor.shape, tensor.numel())
+                   if extent})
 
 
 __all__ = ("KINDS", "Example", "Mutation", "Plan", "carried_out", "changed", "planned")

@@ -16,30 +16,30 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from djinn_guard_core import kernels, layouts
 from support.network.frame_feeder import limit_memory
 from support.operators.corpus import Corpus, Example, pickled, record
 from support.operators.layouts import example_text
 from support.operators.ledger import MetricsStore
-from support.operators.maker import CRASHED, HUNG, MOST_CPU_S, RAN, Maker
+from support.operators.maker import CRASHED, HUNG, MOST_CPU_S, RAN, Maker, calls_of
 from support.operators.memory import GuardedMemory, described, kernel_of
 from support.operators.mutations import Plan, carried_out, planned
+from support.operators.planted import forget, plant
+from support.operators.sequences import text_of
 from support.operators.synthesis import proposals, slots
 
 MEMORY_BYTES = 2**30
 """What a process may allocate beside what is guarded."""
 MOST_SHOWN = 3
 """Findings of one overload and kernel that are looked at closely; others are counted."""
+FEW = 4
+"""An overload of which fewer calls were recorded gets some that are made up."""
 MADE_UP = 8
 """Calls that are made up for an overload, if so many run."""
-MOST_CRASHES = 60
-"""After so many, an overload is left alone."""
 STOPPED = 87
 """Exit status of a process that was stopped because a call took too long."""
 RELIEVED = 71
@@ -56,13 +56,14 @@ class Job:
         target: How many calls of each shall run.
         attempts: How many are tried at most.
         seconds: How long one overload may take, at most.
-        dtypes, samples: How much is recorded; see `operator_corpus.record`.
+        dtypes, samples, families: How much is recorded; see `support.operators.corpus.record`.
         proposals: How many calls are made up for an overload that nothing was recorded of.
         seed: Of all that is left to chance.
-        taken_out: Names of operators whose rules the guard is to forget.
-        trusted: Names of operators that the guard is to hold for proven.
-        unranged: Names of operators of whose indices it is to believe anything.
-        corpus: Where calls are kept between jobs; empty for nowhere.
+        crashes: After so many, an overload is left alone.
+        planted: Kinds of holes for which kernels are stood in; see `support.operators.planted`.
+        behind: What is different of this when the same is done again behind a guard that has forgotten the rules that
+            are about those.
+        corpus: Where calls are kept between jobs.
         result: Where to write what came of it.
     """
 
@@ -72,11 +73,12 @@ class Job:
     seconds: float
     dtypes: int
     samples: int
+    families: int
     proposals: int
     seed: int
-    taken_out: Sequence[str]
-    trusted: Sequence[str]
-    unranged: Sequence[str]
+    crashes: int
+    planted: Sequence[str]
+    behind: Mapping[str, Any]
     corpus: str
     result: str
 
@@ -95,36 +97,49 @@ class Runner:
     def run(self) -> dict[str, Any]:
         """Record, make calls, and say what came of it."""
         job, began = self._job, time.monotonic()
-        plant(job.taken_out, job.trusted, job.unranged)
         self._corpus = self._recorded()
         recorded_s = time.monotonic() - began
         self._memory.open()
         self._maker = Maker(self._memory, self._corpus)
+        plant(job.planted)
         gc.collect()
         gc.freeze()
         self._find_calls()
         gc.freeze()
         found_s = time.monotonic() - began - recorded_s
-        ledger = MetricsStore(len(job.overloads))
+        found = {**self._called(), "recorded_s": recorded_s, "found_s": found_s}
+        if job.planted:
+            forget(job.planted)
+            self._job, self._findings, self._alike = attrs.evolve(job, **job.behind), [], {}
+            found["behind"] = self._called()
+        return found
+
+    def _called(self) -> dict[str, Any]:
+        """Make all calls, and say what came of them."""
+        names, began = self._job.overloads, time.monotonic()
+        ledger = MetricsStore(len(names))
         while (status := self._forked(lambda: self._make_calls(ledger))) != 0:
             if status != RELIEVED:
                 self._note_end(ledger, status)
         return {
             "overloads": {name: {**ledger.counts(index), "tried": ledger.tried(index), "said": self._said.get(name, "")}
-                          for index, name in enumerate(job.overloads)},
-            "findings": self._findings, "recorded_s": recorded_s, "found_s": found_s,
-            "seconds": time.monotonic() - began - recorded_s - found_s,
+                          for index, name in enumerate(names)},
+            "findings": self._findings, "seconds": time.monotonic() - began,
         }
 
     def _recorded(self) -> Corpus:
-        kept = Path(self._job.corpus) if self._job.corpus else None
-        if kept is not None and kept.exists():
-            return pickle.loads(kept.read_bytes())
-        corpus = record(dtypes=self._job.dtypes, samples=self._job.samples)
-        if kept is not None:
-            fresh = kept.with_suffix(f".{os.getpid()}")
-            fresh.write_bytes(pickled(corpus))
-            fresh.rename(kept)
+        """Read what another job has recorded, or record it, in a process that takes its threads with it."""
+        kept = Path(self._job.corpus)
+        if not kept.exists():
+            child = os.fork()
+            if not child:
+                fresh = kept.with_suffix(f".{os.getpid()}")
+                fresh.write_bytes(pickled(record(dtypes=self._job.dtypes, samples=self._job.samples,
+                                                 families=self._job.families)))
+                fresh.rename(kept)
+                os._exit(0)
+            os.waitpid(child, 0)
+        corpus: Corpus = pickle.loads(kept.read_bytes())
         return corpus
 
     def _forked(self, action: Callable[[], None]) -> int:
@@ -149,14 +164,15 @@ class Runner:
             sys.stderr.flush()
             os._exit(status)
 
-    # Calls for overloads that nothing was recorded of.
+    # Calls for overloads that little was recorded of.
 
     def _find_calls(self) -> None:
         """Make calls up, each in a process that may crash, and keep those that run, for other jobs as well."""
-        kept = Path(self._job.corpus or self._job.result)
+        kept = Path(self._job.corpus)
         kept = kept.with_name(f"{kept.name}.made-up-{self._job.proposals}")
         self._take_over(kept)
-        lacking = [name for name in self._job.overloads if name not in self._said and not self._corpus.examples(name)]
+        lacking = [name for name in self._job.overloads
+                   if name not in self._said and len(self._corpus.examples(name)) < FEW]
         mine = kept.with_name(f"{kept.name}.{os.getpid()}")
         if lacking:
             self._think_of(lacking, mine)
@@ -176,8 +192,8 @@ class Runner:
                         made.setdefault(name, []).append(example)
                     elif name not in self._said:
                         self._said[name] = said
-                        self._corpus.calls[name] = {("made up", index): known
-                                                    for index, known in enumerate(made.get(name, ()))}
+                        self._corpus.calls.setdefault(name, {}).update(
+                            {("made up", index): known for index, known in enumerate(made.get(name, ()))})
 
     def _think_of(self, lacking: Sequence[str], path: Path) -> None:
         progress = mmap.mmap(-1, 24)
@@ -192,7 +208,7 @@ class Runner:
             crashes[position] = crashes.get(position, 0) + 1
             if is_called:
                 self._note_proposal(lacking[position], skip, status)
-            if is_called and crashes[position] < MOST_CRASHES:
+            if is_called and crashes[position] < self._job.crashes:
                 skip += 1
             else:
                 # Thinking of calls takes calls, too, and the next attempt would end in the same way.
@@ -280,7 +296,7 @@ class Runner:
         number = ledger.tried(index) - 1
         plan = planned(name, number, self._corpus, self._job.seed)
         ledger.note(index, HUNG if status == STOPPED else CRASHED, ())
-        if ledger.failed(index) >= MOST_CRASHES:
+        if ledger.failed(index) >= self._job.crashes:
             ledger.current = index + 1
         same = (name, kernel_of(fault), described(fault).partition(" ")[0])
         self._alike[same] = self._alike.get(same, 0) + 1
@@ -303,9 +319,9 @@ class Runner:
         """Make the call again in a process of its own, then with fewer changes as long as it crashes."""
         if not self._crashes(plan):
             return plan, False
-        for fewer in ("guards_all", "lifted", "scale"):
+        for fewer in ("guards_all", "lifted", "scale", "sequence"):
             smaller = attrs.evolve(plan, **{fewer: False if fewer == "guards_all" else None})
-            if getattr(plan, fewer) and self._crashes(smaller):
+            if getattr(plan, fewer) not in (None, False) and self._crashes(smaller):
                 plan = smaller
         for mutation in plan.mutations:
             smaller = attrs.evolve(plan, mutations=tuple(other for other in plan.mutations if other is not mutation))
@@ -315,30 +331,9 @@ class Runner:
 
     def _text(self, plan: Plan) -> str:
         try:
-            return example_text(carried_out(plan, self._corpus))
+            return text_of(calls_of(plan, carried_out(plan, self._corpus), self._corpus), example_text)
         except Exception as error:
             return f"? {error}"
-
-
-def plant(taken_out: Sequence[str], trusted: Sequence[str], unranged: Sequence[str]) -> None:
-    """Have the guard forget rules, or trust kernels or indices that it must not: holes that must be found."""
-    rules: dict[str, Callable[[Mapping[str, Any]], None]] = kernels.RULES  # type: ignore[assignment]  # nobody else's
-    for name in taken_out:
-        del rules[name]
-    for name in unranged:
-        rules[name] = partial(_without_ranges, rules[name])
-    proven = layouts._proven().union(trusted)
-    layouts._proven = lambda: proven  # type: ignore[assignment]  # a cached function of no arguments
-
-
-def _without_ranges(rule: Callable[[Mapping[str, Any]], None], named: Mapping[str, Any]) -> None:
-    """Ask a rule, and have it believe that all elements are within their range."""
-    within = kernels.within
-    kernels.within = lambda *_, **__: None  # type: ignore[assignment]  # the same arguments
-    try:
-        rule(named)
-    finally:
-        kernels.within = within
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import torch
 from djinn_guard_core.calls import check_of
 from djinn_lib_service.operators import operator_named
 from support.operators.corpus import Corpus, Example, mapped
+from support.operators.own_recipes import OWN_RECIPES
 from support.operators.recipes import RECIPES
 
 SIZES = ((3,), (2, 3), (3, 3), (2, 3, 4), (2, 3, 4, 4), (1, 2, 3, 4, 4), (4, 4), (2, 4, 4), (5,), (), (1,), (6, 6))
@@ -101,7 +102,8 @@ def proposals(name: str, corpus: Corpus, seed: int, count: int) -> Iterator[Exam
         count: How many to make up at most, beside those that are lent.
     """
     choose = random.Random(f"{name} {seed}")
-    for recipe in RECIPES.get(base_of(name), ()):
+    own = not name.startswith("aten::")
+    for recipe in (OWN_RECIPES if own else RECIPES).get(base_of(name), ()):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = recipe()
