@@ -78,7 +78,8 @@ LIBRARIES = {
         "tests/{}", "src/peft/__init__.py", sample=("--one-of", "40")),
     "torchao": Library(
         ("quantization", "core", "integration", "dtypes", "test_low_bit_optim.py", "test_utils.py"),
-        "test/{}", "version.txt", packages=(".",)),
+        # One of 20 tests of quantization takes more than a quarter of an hour.
+        "test/{}", "version.txt", packages=(".",), sample=("--one-of", "100")),
     "torchmetrics": Library(
         ("bases", "classification", "regression", "retrieval", "image", "pairwise", "segmentation", "text", "wrappers"),
         "tests/unittests/{}", "src/torchmetrics/__about__.py", packages=("src", "tests"), sample=("--one-of", "100")),
