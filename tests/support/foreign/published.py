@@ -138,9 +138,11 @@ def _section(found: dict[str, Any]) -> str:
     chosen = Counter(" ".join(result.arguments) for result in files if result.arguments)
     lines += ["", *(f"{count} of the rows: chosen with `{arguments}`." for arguments, count in chosen.items())]
     reasons = Counter((item.reason, item.can_hold) for result in files for item in result.not_passed)
-    lines += ["", "| why a test differs | can it hold? | tests |", "|---|---|---:|",
-              *(f"| {reason} | {'yes' if can_hold else 'no'} | {count} |"
-                for (reason, can_hold), count in reasons.most_common()), ""]
+    if reasons:
+        lines += ["", "| why a test differs | can it hold? | tests |", "|---|---|---:|",
+                  *(f"| {reason} | {'yes' if can_hold else 'no'} | {count} |"
+                    for (reason, can_hold), count in reasons.most_common())]
+    lines.append("")
     return "\n".join(lines)
 
 
