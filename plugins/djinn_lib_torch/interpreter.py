@@ -11,6 +11,7 @@ from djinn_lib_service.failures import is_out_of_memory
 from djinn_lib_service.kinds.executor import Report
 from djinn_lib_service.operators import operator_named
 from djinn_lib_service.pauses import reason_to_stop
+from djinn_lib_service.results import result_check_of
 
 from djinn.errors import ProtocolError
 from djinn.ir.program import Program
@@ -72,7 +73,8 @@ def interpret(
         elif refused and position in refused:
             outcome = [report(position, refused[position])] * step.results
         else:
-            outcome = _call(call, operands, mine, step.results, position, report, relieve)
+            operator = program.templates[step.template].operator
+            outcome = _call(operator, call, operands, mine, step.results, position, report, relieve)
         for result in outcome:
             known[produced] = result
             produced += 1
@@ -101,12 +103,16 @@ def last_uses(program: Program) -> dict[int, list[int]]:
 
 
 def _call(
-    call: BoundCall, operands: list[Any], numbers: Sequence[Any], expected: int, position: int, report: Report,
-    relieve: Callable[[], bool],
+    operator: str, call: BoundCall, operands: list[Any], numbers: Sequence[Any], expected: int, position: int,
+    report: Report, relieve: Callable[[], bool],
 ) -> list[Any]:
     try:
         arguments, keywords = fill(call.arguments, call.keywords, operands, numbers)
-        results = results_of(call, _called(call, arguments, keywords, relieve))
+        returned = _called(call, arguments, keywords, relieve)
+        # The first run asks it of each call. Later ones ask it of those that the guard checks: others give the same.
+        if operator.startswith("aten::"):
+            result_check_of(operator)(returned, (*arguments, *keywords.values()))
+        results = results_of(call, returned)
         if len(results) != expected:
             raise ProtocolError(f"The step gave {len(results)} results, {expected} were announced.")
     except Exception as error:  # noqa: BLE001  # reported as the step's failure

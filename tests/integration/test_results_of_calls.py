@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,22 @@ def test_flags_of_allowed_operators_make_no_other_layouts() -> None:
     made = torch.ops.aten.embedding_backward(gradient, indices, 4, -1, False, True)
     with pytest.raises(RuntimeError, match="only strided ones become values"):
         check(made, (gradient, indices))
+
+
+def test_kernels_that_the_guard_does_not_check_are_looked_at_the_first_time() -> None:
+    """A stand-in for one that returns its operand, which a loop over a TensorIterator never does."""
+    library = torch.library.Library("aten", "IMPL")
+    watch = CoreGuard().watch(Bounds(), MetaShapes())
+    body = Program((Template("aten::sgn", facts_of(torch.ops.aten.sgn.default).digest, (TENSOR,)),),
+                   (Step(0, (-1,), 1),), 1, (0,))
+    assert not watch.check(body).calls
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("sgn", lambda operand: operand, "CPU")
+    try:
+        result, _ = SessionService(CpuExecutor(), watch=watch).handle(
+            Batch([Upload(1, header_of(ONES)), Define(1, body), Run(1, (1,), [], (7,))], describe=(7,)), [ONES])
+    finally:
+        library._destroy()
+    [failure] = result.failures
+    assert "shares memory" in failure.message
