@@ -78,9 +78,9 @@ class ServerLoad:
     """The load of a server when a session is about to begin.
 
     Attributes:
-        tenant_sessions: Sessions of the same tenant, as of its worker's last report.
+        tenant_sessions: Sessions of the same tenant, as of its workers' last reports.
         sessions: Sessions of all tenants.
-        workers: Workers that serve, one for each tenant that has connected.
+        workers: Workers that serve, at least one for each tenant that has connected.
         waiting: Tenants that wait for a turn on a device.
     """
 
