@@ -246,8 +246,8 @@ def recurrent(named: Named) -> None:
     tensor, hidden = named["input"], named["hidden_size"]
     first = 0 if "weight0" in named else 1
     weights = [named[f"weight{first + index}"] for index in range(4)]
-    # The kernel divides by the width.
-    expect(tensor.dim() == 3 and tensor.shape[2] > 0 and named["mode"] in _GATES, "no recurrent layer")
+    # The kernel divides by the width, and by the number of sequences.
+    expect(tensor.dim() == 3 and tensor.numel() > 0 and named["mode"] in _GATES, "no recurrent layer")
     # The kernel takes the length from the first dimension, ignoring `batch_first`.
     expect(hidden > 0 and not named["batch_sizes"], "a layer that is not run here")
     rows = _GATES[named["mode"]] * hidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from djinn_guard_core import fused_kernels as layers
-from djinn_guard_core.fused_kernels import recurrent_backward
+from djinn_guard_core.fused_kernels import recurrent, recurrent_backward
 from support.operators.recipes import RECIPES
 
 
@@ -20,3 +20,11 @@ def test_what_was_estimated_with_placeholders_is_not_believed_of_tensors(monkeyp
     recurrent_backward(real)
     with pytest.raises(RuntimeError, match="workspace has 1 elements"):
         recurrent_backward({**real, "workspace": torch.zeros(1, dtype=torch.uint8)})
+
+
+def test_a_layer_without_sequences_is_not_run() -> None:
+    (recipe,) = RECIPES["mkldnn_rnn_layer"]
+    made = recipe()
+    recurrent(made)
+    with pytest.raises(RuntimeError, match="no recurrent layer"):
+        recurrent({**made, "input": torch.empty(3, 0, 4, device="meta")})
