@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 __all__ = ("Pacing",)
 
-SHARE = 0.25
+SHARE = 0.5
 """The part of a thread's time that the messages of one process may take in the long run."""
-BURST_S = 0.05
+BURST_S = 0.25
 """Time that they may take at once, before the next one waits."""
 
 
