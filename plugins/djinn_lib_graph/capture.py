@@ -22,13 +22,14 @@ from djinn.record.tensor import LazyTensor
 from djinn.session import runtime
 from djinn_lib_graph.analysis import annotate_graph
 from djinn_lib_graph.annotated import AnnotatedGraph
+from djinn_lib_graph.blocks import BLOCKS
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import GraphNode, RecordedGraph
 from djinn_lib_graph.interception import is_disabled
 from djinn_lib_graph.kinds import PatternMatch
 from djinn_lib_graph.links import links_of
 from djinn_lib_graph.metadata import MetadataPlaceholder, SemanticMetadata, WorkloadProfile
-from djinn_lib_graph.provenance import BLOCKS, ModuleTracker
+from djinn_lib_graph.provenance import ModuleTracker
 
 _local = threading.local()
 _last: ContextVar[Any] = ContextVar("djinn_last_capture", default=None)
@@ -158,7 +159,7 @@ def capture(model: Any = None, *, modules: bool = True) -> Iterator[Captured]:
             module of the model has hooks for this, which makes some of PyTorch's modules take their slower path.
     """
     session = runtime.current()
-    watch = ModuleTracker(session, model, modules)
+    watch = ModuleTracker(session, model, modules, is_rerun=True)
     captured = Captured(model, watch)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(_keep, watch)

@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +16,7 @@ from torch.optim import optimizer as optimizers
 
 from djinn.ir.tape import Node
 from djinn.record.tensor import LazyTensor
+from djinn_lib_graph.blocks import BLOCKS
 from djinn_lib_graph.from_tape import graph_of
 from djinn_lib_graph.graph import Origin, RecordedGraph, ValueInfo
 from djinn_lib_graph.returned import Returned, returned_by, value_in
@@ -35,8 +35,6 @@ _NO_NUMBER = 1 << 63
 """Nodes that accumulate gradients have the highest possible number."""
 
 
-BLOCKS: ContextVar[tuple[ModuleTracker, ...]] = ContextVar("djinn_capture_blocks", default=())
-"""The watches of the blocks in which a thread or an asynchronous task is, the innermost last."""
 _callers: list[ModuleTracker] = []
 """The watches of the blocks that are calling for gradients now."""
 _Stamp: TypeAlias = tuple[int, str]
@@ -98,13 +96,14 @@ class ModuleTracker:
         session: The session that records.
         model: A module whose calls are watched, or any other object.
         modules: Whether to watch the model's modules too, not only the model.
+        is_rerun: Whether what is recorded may run again with other inputs, so that what the model reads matters.
 
     Concurrency:
         Any thread may call the function that `receiver` returns, and `graph`. The rest is for the thread that created
         the watch.
     """
 
-    def __init__(self, session: Session, model: Any, modules: bool) -> None:
+    def __init__(self, session: Session, model: Any, modules: bool, is_rerun: bool = False) -> None:
         self.session = session
         self._model = model if isinstance(model, torch.nn.Module) else None
         self._modules: list[tuple[str, Any]] = []
@@ -126,6 +125,8 @@ class ModuleTracker:
         self._handles: list[Any] = []
         self._has_ordinary = False
         self._is_over = False
+        self._is_rerun = is_rerun
+        self._readers: set[tuple[str, int]] = set()
         self._results: list[Returned | None] = []
         """What the first calls of the model have returned; two are enough to know that there were several."""
 
@@ -220,6 +221,14 @@ class ModuleTracker:
         nodes = [node for node, _ in entries]
         returned = self._results[0] if len(self._results) == 1 else None
         return graph_of(nodes, list(self._origins(entries)), self._values(nodes, returned), returned)
+
+    def reads_at(self, line: tuple[str, int]) -> bool:
+        """Note that the program reads a value at a line; returns whether the model reads there, for the first time."""
+        is_in_model = self._here.place >= _MODULES and threading.get_ident() == self._thread
+        if not self._is_rerun or not is_in_model or line in self._readers:
+            return False
+        self._readers.add(line)
+        return True
 
     def _mark(self, place: int) -> int:
         return self._call * self._places + place

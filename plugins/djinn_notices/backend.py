@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from djinn_lib_graph.blocks import BLOCKS
 from djinn_lib_trace.callers import is_torch
 from djinn_lib_trace.waits import DjinnWarning, Line, LineWaits, Traffic, WaitLedger, is_installed
 
@@ -48,7 +49,10 @@ class WatchedBackend(BackendWrapper):
 
     def fetch(self, slots: Sequence[Slot], *, whole: bool) -> list[Any]:
         """Fetch values."""
-        return self._counted(lambda: self.plain.fetch(slots, whole=whole))
+        found = self._counted(lambda: self.plain.fetch(slots, whole=whole))
+        if BLOCKS.get() and found and isinstance(found[0], (bool, int, float, complex)):
+            self._warn_of_constant()
+        return found
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values."""
@@ -114,6 +118,16 @@ class WatchedBackend(BackendWrapper):
             _say(line, f"This line has waited {waits.round_trips} times for the executor, {waits.wait_s:.1f} s of the "
                        f"last {passed_s:.1f} s. Keep values on the device in the loop, and fetch them after it: "
                        'djinn.materialize(...) fetches many at once. djinn.stats(by="line") lists all waits.')
+
+    def _warn_of_constant(self) -> None:
+        """Warn of a number that a captured model reads."""
+        frame = next((frame for frame in self._ledger.program_frames() if not is_torch(frame)), None)
+        if (line := _line_of(frame)) is None or self._ledger.is_own_question:
+            return
+        is_first = [block.reads_at(line) for block in BLOCKS.get()]
+        if any(is_first):
+            _say(line, "The model reads a number here within djinn.capture: it is a constant of the graph, and "
+                       "djinn.execute with other inputs uses it as it is now.")
 
 
 def open_watched(opens: OpenBackend, ledger: WaitLedger, connections: Sequence[Connection], tape: Tape,

@@ -9,8 +9,9 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
+from djinn_lib_graph.blocks import BLOCKS
 from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.provenance import BLOCKS, ModuleTracker
+from djinn_lib_graph.provenance import ModuleTracker
 from djinn_lib_trace.spans import Span, SpanStage
 from torch.nn.modules import module as modules
 

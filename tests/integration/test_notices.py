@@ -65,6 +65,32 @@ def test_a_wait_inside_a_library_is_the_line_of_the_program_that_called_it() -> 
     assert set(djinn.stats(by="line")) == {_line(-2), _line(-1)}
 
 
+class _Gate(torch.nn.Module):
+    """Reads a number: a constant of what is captured."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for scale in (1.0, 2.0):
+            if x.sum() > scale:
+                x = x * scale
+        return x
+
+
+@pytest.mark.usefixtures("_somewhere")
+def test_a_number_that_a_captured_model_reads_is_named_once_with_its_line() -> None:
+    model, x = _Gate(), torch.ones(3, device=DEVICE)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", djinn.DjinnWarning)
+        for _ in range(2):
+            with djinn.capture(model):
+                assert model(x).sum().item() == 6
+        with djinn.capture():
+            assert model(x).sum().item() == 6
+        assert model(x).sum().item() == 6
+    at = _Gate.forward.__code__.co_firstlineno + 2
+    assert [(warning.filename, warning.lineno) for warning in seen] == [(__file__, at)] * 2
+    assert "constant of the graph" in str(seen[0].message)
+
+
 @pytest.mark.usefixtures("_somewhere")
 def test_a_loop_that_waits_is_reported_once_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(djinn_notices.backend, "LONG_S", 0.0)
