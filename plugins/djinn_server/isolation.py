@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Literal, TypeAlias
 
 from djinn_lib_server.options import ServeOptions
+from djinn_lib_service.settings import MAX_NAME
 
 from djinn.wire.messages import Hello
 
@@ -15,6 +17,9 @@ Boundary: TypeAlias = Literal["session", "owner", "tenant"]
 SPARE = "spare"
 """Place of a worker that waits for the next owner."""
 _SESSION, _NAME = "session\0", "name\0"
+_RENAMED = re.compile(r"(~\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)+\Z")
+"""The end of a name that `djinn_server.named_sessions.NamedSessions.rename` has given: its session is where it was."""
+RENAMED_CHARACTERS = 21
 
 
 def boundary_of(options: ServeOptions) -> Boundary:
@@ -33,7 +38,7 @@ def place_of(boundary: Boundary, greeting: Hello) -> str:
     if boundary == "tenant":
         return ""
     if greeting.name:
-        return _NAME + greeting.name
+        return _NAME + _RENAMED.sub("", greeting.name)[:MAX_NAME - RENAMED_CHARACTERS]
     if boundary == "session" or not greeting.owner:
         return _SESSION + secrets.token_hex(16)
     return f"owner\0{greeting.owner}"
