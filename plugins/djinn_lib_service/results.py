@@ -22,6 +22,8 @@ __all__ = ("ResultCheck", "is_value", "no_value", "result_check_of")
 _Tensor, _STRIDED, _LISTS = torch.Tensor, torch.strided, (list, tuple)
 _owners: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 3)
 """Counts a storage's owners. Without it, each result is compared with each operand."""
+_RETURN_THEIR_ARGUMENT = frozenset({"aten::lift", "aten::_to_cpu"})
+"""PyTorch's own that do so unsaid."""
 _ONE_OWNER = 2
 """A tensor and the Python object that asks."""
 
@@ -99,7 +101,8 @@ def result_check_of(name: str) -> ResultCheck:
     A composite may return its argument or a view of it, and so does an operator that is called unsafe.
     """
     facts = facts_of(operator_named(name))
-    may_share = facts.is_composite or name.partition("::")[2].lstrip("_").startswith("unsafe_")
+    is_unsafe = name.partition("::")[2].lstrip("_").startswith("unsafe_")
+    may_share = facts.is_composite or is_unsafe or name in _RETURN_THEIR_ARGUMENT
     return ResultCheck(name, tuple(
         kind in (ReturnKind.TENSOR, ReturnKind.LIST) and not alias and not may_share
         for kind, alias in zip(facts.returns, facts.aliases, strict=True)))

@@ -95,6 +95,12 @@ def test_flags_of_allowed_operators_make_no_other_layouts() -> None:
         check(made, (gradient, indices))
 
 
+def test_operators_that_are_known_to_return_their_argument_may_do_so() -> None:
+    operand = torch.ones(3)
+    for operator in (torch.ops.aten.lift.default, torch.ops.aten.contiguous.default, torch.ops.aten.alias.default):
+        result_check_of(operator.name())(operator(operand), (operand,))
+
+
 def test_kernels_that_the_guard_does_not_check_are_looked_at_the_first_time() -> None:
     """A stand-in for one that returns its operand, which a loop over a TensorIterator never does."""
     library = torch.library.Library("aten", "IMPL")
