@@ -10,7 +10,8 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import msgspec
@@ -49,6 +50,23 @@ class _Name(str):
     __slots__ = ()
 
 
+def _take(kind: type, name: Any) -> Any:
+    """Take each name once, and a limited number of them."""
+    names = _NAMES.get()
+    if name in names:
+        raise ValueError("a name occurs twice")
+    if len(names) == MAX_TENSORS + 1:
+        raise ValueError(f"there are more than {MAX_TENSORS} names")
+    names.add(name)
+    return _Name(name)
+
+
+_NAMES: ContextVar[set[str]] = ContextVar("_NAMES")
+"""The names of the object that is being decoded."""
+_PARTS = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_take)
+_WORDS = msgspec.json.Decoder(dict[_Name, str], dec_hook=_take)
+
+
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
     shape: Annotated[list[_Extent], Meta(max_length=64)]
@@ -82,30 +100,17 @@ def _entries(text: bytes) -> dict[str, _Entry]:
     if sum(map(text.count, (b"[", b"{", b","))) > MAX_MARKS:
         raise ValueError(f"its header has more than {MAX_MARKS} brackets and commas")
     try:
-        parts = msgspec.json.decode(text, type=dict[_Name, msgspec.Raw], dec_hook=_once())
+        _NAMES.set(set())
+        parts = _PARTS.decode(text)
         metadata = parts.pop(_Name(_METADATA), None)
         if metadata is not None:
             if memoryview(metadata).nbytes > MAX_METADATA_BYTES:
                 raise ValueError(f"its metadata has more than {MAX_METADATA_BYTES} bytes")
-            msgspec.json.decode(metadata, type=dict[_Name, str], dec_hook=_once())
+            _NAMES.set(set())
+            _WORDS.decode(metadata)
         return {str(name): _entry(part) for name, part in parts.items()}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"its header is malformed: {error}") from None
-
-
-def _once() -> Callable[[type, Any], Any]:
-    """Return a hook that takes each name once, and a limited number of them."""
-    names: set[str] = set()
-
-    def take(kind: type, name: Any) -> Any:
-        if name in names:
-            raise ValueError("a name occurs twice")
-        if len(names) == MAX_TENSORS + 1:
-            raise ValueError(f"there are more than {MAX_TENSORS} names")
-        names.add(name)
-        return _Name(name)
-
-    return take
 
 
 def _entry(part: msgspec.Raw) -> _Entry:
