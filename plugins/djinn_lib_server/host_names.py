@@ -13,10 +13,12 @@ class HostNames:
 
     Args:
         host: The host that is listened on.
+        others: Further names that the operator gives, separated by commas.
     """
 
-    def __init__(self, host: str) -> None:
-        self._names = {host.lower(), "localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
+    def __init__(self, host: str, others: str = "") -> None:
+        self._names = {name.strip().lower() for name in (
+            host, "localhost", socket.gethostname(), socket.getfqdn(), *filter(None, others.split(",")))}
 
     def has(self, host: str) -> bool:
         """Whether a request's header ``Host`` has an address, or a name of this machine."""

@@ -231,6 +231,10 @@ class MetricsOptions:
     host: Annotated[str, Option(
         "metrics-host", "Address for the metrics port. Anyone who can reach it sees the names of tenants and "
                         "their usage.")] = LOOPBACK
+    names: Annotated[str, Option(
+        "metrics-name", "Further names by which metrics are read, such as that of a service in a cluster; separated "
+                        "by commas. Addresses and names of this machine need not be given.", metavar="NAME,...",
+        shows_default=False)] = ""
 
 
 @attrs.frozen

@@ -257,7 +257,7 @@ class MetricsPage(MetricsOutput):
                                       "machine with --metrics-host.") from None
         self.address = url_of("http", host, self._socket.getsockname()[1])
         self._source = source
-        self._names = HostNames(host)
+        self._names = HostNames(host, options.names)
         self._running = ExitStack()
 
     def start(self) -> None:
@@ -295,9 +295,10 @@ class MetricsPage(MetricsOutput):
     def _answer(self, method: str, path: str, headers: Mapping[str, str], reader: str) -> tuple[int, str, bytes]:
         from prometheus_client.exposition import choose_encoder
 
-        # Browsers, which other pages may lead here, always name a host; simple probes need not.
-        if not self._names.has(headers.get("host", "localhost")):
-            return 421, _TEXT, b"This server is known by other names; use its address.\n"
+        # Browsers, which other pages may lead here, always name a host; simple probes need not. Who asks whether the
+        # server lives learns nothing else.
+        if path not in ("/healthz", "/readyz") and not self._names.has(headers.get("host", "localhost")):
+            return 421, _TEXT, b"This server is known by other names: use its address, or --metrics-name.\n"
         if method not in ("GET", "HEAD"):
             return 501, _TEXT, b"There is GET.\n"
         if path == "/metrics":
