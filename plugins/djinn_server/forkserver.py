@@ -77,6 +77,7 @@ def fork_forkserver(prepare: Callable[[], None]) -> ForkServer | None:
         _close_all_but(theirs.fileno())
         name_process("djinn-forksrv")
         prepare()
+        gc.freeze()  # and none to what this has made
         _Forker(theirs).run()
         status = 0
     except BaseException:  # noqa: BLE001  # logged; it must not propagate into the parent's code

@@ -62,7 +62,8 @@ def described(boundary: Boundary, options: ServeOptions, *, has_tenants: bool) -
         return (f"the sessions of {whose} share a process: {kept}; --isolate owner separates them, at the cost of a "
                 "process for each, with its own memory on the device")
     most = options.limits.workers
+    whose_sessions = "all sessions" if boundary == "session" else "sessions of different owners"
     bound = f"at most {most} at a time" if most else "without a limit of their number"
-    return (f"sessions of different {boundary}s run in different processes, {bound}"
-            f"{' for each tenant' if has_tenants else ''}: each takes some 25 MB before it computes, and on another "
+    return (f"{whose_sessions} run in different processes, {bound}"
+            f"{' for each tenant' if has_tenants else ''}: each takes some 30 MB before it computes, and on another "
             "device than a CPU its own memory there")

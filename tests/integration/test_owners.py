@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,9 @@ import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
 from djinn_transport_tcp.client import Wish, open_tcp, reach
+from support.processes.warm import clean_environment
 from support.servers.connection_options import connect_options
+from support.servers.serving import PROGRAM, workers_of
 from support.servers.upload_sessions import UploadSession
 
 from djinn.errors import DjinnError, LimitError, RefusedError, TransportError
@@ -94,6 +97,7 @@ def test_who_shares_a_worker_is_a_setting(start_server: Any) -> None:
         for session in sessions:
             session.connection.close()
         if isolate == "session":
+            assert "all sessions run in different processes" in server.log.read_text()
             wait_until(lambda: not set(workers) & set(server.workers))  # noqa: B023  # called at once
         else:
             assert "the sessions of all clients share a process" in server.log.read_text()
@@ -179,15 +183,22 @@ def test_limits_of_a_tenant_hold_for_all_its_workers(start_server: Any, tmp_path
     wait_until(lambda: opened(server, "third", token=token) is not None)
 
 
-def test_a_worker_costs_little_before_it_computes(start_server: Any) -> None:
-    server = start_server("--sandbox", "auto")
-    for owner in "ab":
-        opened(server, owner)
-    assert len(server.workers) == 2
-    try:
-        texts = [Path(f"/proc/{worker}/smaps_rollup").read_text() for worker in server.workers]
-    except PermissionError:
-        pytest.skip("only root can read what a worker in its sandbox uses")
+def test_a_worker_costs_little_before_it_computes(tmp_path: Path) -> None:
+    """In a process that has imported nothing before, as a user starts it: what it forks shares its memory."""
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, "serve", "--device", "cpu", "--drain-s", "0"], stdout=subprocess.PIPE,
+            stderr=log, text=True, env=clean_environment()) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip().removeprefix("djinn serving ")
+            _open.extend(UploadSession(address, owner=owner) for owner in "ab")
+            workers = workers_of(process.pid)
+            assert len(workers) == 2
+            texts = [Path(f"/proc/{worker}/smaps_rollup").read_text() for worker in workers]
+        except PermissionError:
+            pytest.skip("only root can read what a worker in its sandbox uses")
+        finally:
+            process.terminate()
     for text in texts:
         private = [int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_")]
         assert sum(private) * 1024 < MOST_PRIVATE_BYTES
