@@ -27,7 +27,6 @@ _FUSED = frozenset("""
 """Fused operators without a rule for their sizes, which PyTorch checks."""
 
 
-
 @attrs.frozen
 class _Exceptions:
     """Arguments of an operator that may have another dtype than the others.
@@ -36,11 +35,13 @@ class _Exceptions:
         single: They may have single precision where the others have half, as PyTorch's norms have statistics.
         always_single: They have single precision, whatever the others have.
         any_dtype: One number is read of them, and converted.
+        pairs: Real numbers stand for complex ones of their precision, as in Fourier transforms of real numbers.
     """
 
     single: frozenset[str] = frozenset()
     always_single: frozenset[str] = frozenset()
     any_dtype: frozenset[str] = frozenset()
+    pairs: bool = False
 
 
 _STATISTICS = _Exceptions(single=frozenset("""
@@ -55,8 +56,10 @@ _LOOKED_UP = frozenset("""
 """Indices, lengths, masks and opaque bytes, if they are no real numbers: rules and kernels ask for their dtypes."""
 _OPTIMIZER = _Exceptions(
     always_single=frozenset({"state_steps", "grad_scale", "found_inf"}), any_dtype=frozenset({"lr"}))
-_EXCEPTIONS: Mapping[str, _Exceptions] = dict.fromkeys(
-    ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _OPTIMIZER)
+_EXCEPTIONS: Mapping[str, _Exceptions] = {
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _OPTIMIZER),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _Exceptions(pairs=True)),
+}
 
 
 def fused_names() -> frozenset[str]:
@@ -80,6 +83,8 @@ def _one_dtype(exceptions: _Exceptions, named: Named) -> None:
             continue
         for tensor in (item,) if isinstance(item, torch.Tensor) else tensors_in((item,)):
             dtype = tensor.dtype
+            if exceptions.pairs and dtype.is_floating_point:
+                dtype = dtype.to_complex()
             if name in exceptions.always_single:
                 expect(dtype is torch.float32, f"{name} of {dtype}, not torch.float32")
             elif name == "attn_mask" and dtype is torch.float32:

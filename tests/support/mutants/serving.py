@@ -35,8 +35,8 @@ MUTANTS = (
            "if is_out_of_memory(error) else", "if False else",
            within="integration/test_device_loss.py::test_a_lack_of_memory_is_no_loss"),
     # The device's time.
-    mutant("submitting-counted", _CHARGED, _LOOK, "span.program, device_s, time", "span.program, span.host_s, time",
-           within=_COMPUTED),
+    mutant("submitting-counted", _CHARGED, _LOOK, "span.owner.before_s += device_s",
+           "span.owner.before_s += span.host_s", within=_COMPUTED),
     mutant("sessions-not-charged", _CHARGED, _LOOK, "self._charge(span.owner, device_s - span.host_s)", "pass",
            within=_COMPUTED),
     mutant("another-session-charged", _CHARGED, _LOOK, "self._charge(span.owner, ",
@@ -114,8 +114,8 @@ MUTANTS = (
            "max(", "min(",
            within="integration/test_named_clusters.py::"
                   "test_the_session_that_began_later_has_the_name_in_whichever_order_servers_report"),
-    mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.supervisor:Supervisor._post_of",
-           "self._posts.get(tenant.name)", "next(iter(self._posts.values()), None)",
+    mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.posts:Posts.find",
+           "self._posts.get((tenant.name, wanted))", "next(iter(self._posts.values()), None)",
            "and post.tenant.key == tenant.key", "",
            within="integration/test_named_sessions.py::test_no_other_tenant_sees_or_opens_a_session"),
 )
