@@ -55,6 +55,7 @@ class BoundCall:
         writes: Whether it may do more than give results and draw.
         probabilities: Positions of these among its numbers.
         switches: PyTorch's process-wide switches under which it runs.
+        grows: Whether results lie in spare room of an operand, which `djinn_lib_torch.growing` accounts for.
     """
 
     function: Callable[..., Any]
@@ -69,6 +70,7 @@ class BoundCall:
     writes: bool
     probabilities: tuple[int, ...]
     switches: Switches
+    grows: bool = False
 
 
 def bind(program: Program, device: torch.device, checks: Mapping[int, CallCheck] | None = None) -> list[BoundCall]:

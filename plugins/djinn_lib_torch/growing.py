@@ -182,7 +182,7 @@ class GrowingValues:
         return True
 
     def _joining(self, call: BoundCall) -> BoundCall:
-        return attrs.evolve(call, function=self._instead_of(call.function))
+        return attrs.evolve(call, function=self._instead_of(call.function), grows=True)
 
     def _instead_of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def join(tensors: list[Any], dim: int = 0) -> Any:

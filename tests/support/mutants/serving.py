@@ -114,7 +114,7 @@ MUTANTS = (
            "max(", "min(",
            within="integration/test_named_clusters.py::"
                   "test_the_session_that_began_later_has_the_name_in_whichever_order_servers_report"),
-    mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.posts:Posts.find",
+    mutant("tenants-share-a-worker", "server.named_sessions_private", "djinn_server.posts:WorkerPosts.find",
            "self._posts.get((tenant.name, wanted))", "next(iter(self._posts.values()), None)",
            "and post.tenant.key == tenant.key", "",
            within="integration/test_named_sessions.py::test_no_other_tenant_sees_or_opens_a_session"),
