@@ -87,7 +87,9 @@ def read_header(descriptor: int) -> Mapping[str, TensorExtent]:
         raise ValueError(f"it has {len(start)} bytes, fewer than any safetensors file")
     length: int = _LENGTH.unpack(start)[0]
     data = _LENGTH.size + length
-    if length > MAX_HEADER_BYTES or data > status.st_size:
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"its header would have {length} bytes, and {MAX_HEADER_BYTES} are the limit")
+    if data > status.st_size:
         raise ValueError(f"its header would have {length} bytes, and the file has {status.st_size}")
     text = os.pread(descriptor, length, _LENGTH.size)
     if len(text) < length:
