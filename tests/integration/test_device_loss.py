@@ -145,7 +145,7 @@ for _ in range(2):
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 def test_a_worker_whose_calls_raise_accelerator_errors_is_replaced_and_others_recover(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    with Serving(tmp_path / "log", "--plugins", "executor=fragile", prelude=FRAGILE) as server:
+    with Serving(tmp_path / "log", "--plugins", "executor=fragile", "--isolate", "tenant", prelude=FRAGILE) as server:
         djinn.init(server=server.address, recovery="replay", log_level="ERROR")
         there = torch.rand(3, device=DEVICE)
         product = there * 2
