@@ -72,9 +72,9 @@ def fused_names() -> frozenset[str]:
 
 _FREE = frozenset("""
     _scaled_mm_v2 _fused_moving_avg_obs_fq_helper fused_moving_avg_obs_fake_quant
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _chunk_cat
 """.split()).union(POLYNOMIALS)
-"""Products of scaled matrices and observers, whose kernels ask for the dtype of each pointer; and loops over a
+"""Products of scaled matrices and observers, whose kernels ask for the dtype of each pointer; joins and loops over a
 TensorIterator, which converts."""
 
 

@@ -20,7 +20,7 @@ _SIZE_BYTES = _HEAD.size + 8 * _WORDS + 40
 
 def _check_cpu(state: memoryview) -> None:
     if len(state) != _SIZE_BYTES:
-        raise RuntimeError(f"A state of a CPU's random numbers has {_SIZE_BYTES} bytes, not {len(state)}.")
+        raise RuntimeError(f"A state of a CPU's random numbers has the size {_SIZE_BYTES}, not {len(state)}.")
     _, left, seeded, following = _HEAD.unpack_from(state)
     # Numbers are left to the end, except right after seeding, when the next draw makes them.
     are_counted = (left > 0 and left + following == _WORDS + 1) or (left, following) == (1, 0)

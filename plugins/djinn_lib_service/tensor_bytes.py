@@ -45,10 +45,10 @@ def check_layout(dtype: str, size: Sequence[int], stride: Sequence[int], storage
         ProtocolError: They describe none.
     """
     itemsize = dtype_named(dtype).itemsize
-    # Without elements it has no extent, at any offset.
-    extent = 0 if 0 in size else storage_offset + 1 + sum(
+    # Without elements it has no extent, at any offset. PyTorch leaves a negative size behind where it refuses one.
+    extent = 0 if min(size, default=1) < 1 else storage_offset + 1 + sum(
         (count - 1) * step for count, step in zip(size, stride, strict=False))
-    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or min((*size, *stride, storage_offset)) < 0 or max(
+    if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or min((*stride, storage_offset)) < 0 or max(
             (*size, *stride, storage_offset, extent * itemsize, math.prod(filter(None, size)))) >= 2**63:
         raise ProtocolError(f"No tensor has the sizes {list(size)[:8]} and the strides {list(stride)[:8]}.")
 
