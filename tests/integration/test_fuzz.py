@@ -67,7 +67,7 @@ def test_a_servers_code_takes_whatever_comes(corpus: Path, tmp_path: Path, devic
 
 @linux
 def test_a_server_takes_whatever_comes(start_server: Any, sessions: list[Frames]) -> None:
-    attacked = start_server(DJINN_LOG_LEVEL="INFO")
+    attacked = start_server("--isolate", "tenant", DJINN_LOG_LEVEL="INFO")
     (worker,) = attacked.workers
     limit_memory(worker, 2**31)
     bystander = connect(attacked.address, ConnectOptions())
