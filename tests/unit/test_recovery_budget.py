@@ -213,7 +213,7 @@ def test_run_time_is_that_of_programs_and_on_a_device_of_its_own_until_it_is_thr
         now_ns += ns
         return ns
 
-    monkeypatch.setattr(reports, "monotonic_ns", lambda: now_ns + 1)
+    monkeypatch.setattr(reports, "worked_ns", lambda: now_ns + 1)
     here: Any = SimpleNamespace(device="cpu")
     there: Any = SimpleNamespace(device="cuda:0", settle=lambda: work(500))
     for executor, wanted in ((here, 30), (there, 580)):
