@@ -29,7 +29,7 @@ from support.servers.serving import PROGRAM, workers_of
 
 import djinn
 from djinn.wire import messages
-from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Welcome
+from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Starting, Welcome
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
@@ -215,7 +215,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @pytest.fixture(scope="session")
 def tls_server(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[ServerProcess]:
     """A server with TLS, for tests that share it."""
-    running = _start(tmp_path_factory.mktemp("tls-server") / "log", ("--tls-cert", certificates.server), {})
+    running = _start(tmp_path_factory.mktemp("tls-server") / "log",
+                     ("--tls-cert", certificates.server, "--isolate", "tenant"), {})
     yield running
     assert running.stop() == 0, running.log.read_text()
 
@@ -327,6 +328,8 @@ class RawClient:
             header = messages.encode(HELLO)
             self.send(encode_head(1, len(header), 0) + header)
             answer = self._frames.read()
+            while answer is not None and isinstance(answer[1], Starting):
+                answer = self._frames.read()
             assert answer is not None
             assert isinstance(answer[1], Welcome)
 

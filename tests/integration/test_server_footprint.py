@@ -101,7 +101,7 @@ def misbehave(raw_client: Any, port: int, seed: int) -> None:
 @linux
 @pytest.mark.timeout(280)
 def test_thousands_of_bad_connections_leave_nothing_behind(start_server: Any, raw_client: Any) -> None:
-    attacked = start_server(DJINN_LOG_LEVEL="ERROR")
+    attacked = start_server("--isolate", "tenant", DJINN_LOG_LEVEL="ERROR")
     first = connect(attacked.address, ConnectOptions())
     first.request(Batch([Upload(1, header_of(KEPT))], synchronize=True), [KEPT])
     for seed in range(300):

@@ -35,8 +35,8 @@ MUTANTS = (
            "if is_out_of_memory(error) else", "if False else",
            within="integration/test_device_loss.py::test_a_lack_of_memory_is_no_loss"),
     # The device's time.
-    mutant("submitting-counted", _CHARGED, _LOOK, "span.owner.before_s += device_s",
-           "span.owner.before_s += span.host_s", within=_COMPUTED),
+    mutant("submitting-counted", _CHARGED, _LOOK, "span.owner, device_s, time", "span.owner, span.host_s, time",
+           within=_COMPUTED),
     mutant("sessions-not-charged", _CHARGED, _LOOK, "self._charge(span.owner, device_s - span.host_s)", "pass",
            within=_COMPUTED),
     mutant("another-session-charged", _CHARGED, _LOOK, "self._charge(span.owner, ",
