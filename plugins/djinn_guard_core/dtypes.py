@@ -59,8 +59,10 @@ _OPTIMIZER = _Exceptions(
 _EXCEPTIONS: Mapping[str, _Exceptions] = {
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _OPTIMIZER),
     # PyTorch's public function checks and converts masks.
-    **dict.fromkeys(("scaled_dot_product_attention", "scaled_dot_product_attention_kernel"), attrs.evolve(
-        _STATISTICS, any_dtype=frozenset({"attn_mask"}))),
+    **dict.fromkeys(
+        ("scaled_dot_product_attention", "scaled_dot_product_attention_kernel", "scaled_dot_product_attention_backward",
+         "scaled_dot_product_attention_with_residuals"),
+        attrs.evolve(_STATISTICS, any_dtype=frozenset({"attn_mask"}))),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _Exceptions(pairs=True)),
 }
 

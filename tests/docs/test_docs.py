@@ -39,7 +39,7 @@ ADDRESS = "tcp://127.0.0.1:7777"
 """Where the documents let the server listen; the tests' own listens on a free port instead."""
 CHOSEN = "not test_session_ or (test_operations_equal and (indexing or joining))"
 """Of the laws of sessions, which some kinds have to keep, too, one for two families of operators: all take minutes."""
-TIMEOUT_S = 120.0
+TIMEOUT_S = 280.0
 IN_ITS_OWN = ("README.md", "tutorial.md")
 """Pages that run in an interpreter of their own, as they do for who reads them."""
 END = "<end of block>"
