@@ -19,6 +19,7 @@ from djinn_lib_service.service import SessionService
 from djinn.errors import DjinnError
 from djinn.wire.messages import Goodbye
 from djinn_server.control import MAX_LISTED, SessionState
+from djinn_server.counters import MAX_NAMED
 from djinn_server.memory import SpareMemory
 from djinn_server.named_sessions import NamedSessions, SessionNames
 from djinn_server.session_slot import SessionSlot
@@ -114,7 +115,7 @@ class Sessions:
 
     def states_and_names(self) -> tuple[tuple[SessionState, ...], tuple[NamedSession, ...]]:
         """Return what `states` does, and the named sessions as clients see them."""
-        return self.states(), () if self._named is None else self._named.listed()[:MAX_LISTED]
+        return self.states(), () if self._named is None else self._named.listed()[:MAX_NAMED]
 
     def end(self, name: str, goodbye: Goodbye) -> None:
         """End a session, or all if the name is empty; does not wait for clients, or for a running kernel."""

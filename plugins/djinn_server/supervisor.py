@@ -13,6 +13,7 @@ from functools import partial
 import anyio
 import msgspec
 from djinn_lib_server.kinds.admission import AdmissionPolicy, ServerLoad
+from djinn_lib_server.limits import MAX_WORKERS
 from djinn_lib_server.options import ServeOptions
 from djinn_lib_server.tenants import Tenant, token_ended
 from djinn_lib_server.turn_queue import TurnSettings
@@ -181,8 +182,8 @@ class Supervisor:
                 return post
             if not await self._keeper.make_room(tenant):
                 raise LimitError(
-                    f"There are {tenant.limits.workers} processes for owners already, each has sessions, and that is "
-                    "the limit.", hint="Try again when another client has ended. The server's operator may raise "
+                    f"There are {tenant.limits.workers or MAX_WORKERS} processes for owners already, each has sessions, "
+                    "and that is the limit.", hint="Try again when another client has ended. The server's operator may raise "
                                        "--max-workers, or let clients share a process with --isolate tenant.",
                     retry_after_s=1.0)
         return None

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 import torch
 from djinn_lib_server.limits import Limits
 from djinn_lib_server.tenants import written
-from djinn_lib_service.named_values import NamedReply, NamedRequest
+from djinn_lib_service.named_values import NamedReply, NamedRequest, NamedSession
 from djinn_lib_service.service import SessionService
+from djinn_server.control import Seen
+from djinn_server.control_channel import FROM_WORKER
+from djinn_server.counters import MAX_NAMED
 from djinn_server.limits import Allowances, SessionAllowance
 from djinn_server.named_sessions import NamedSessions, SessionNames
+from djinn_server.sessions import Sessions
 from support.memory.room import Clock, open_executor
 
 from djinn.errors import LimitError, RefusedError
@@ -141,3 +147,10 @@ def test_values_count_while_no_client_has_them_and_so_do_names() -> None:
     assert not worker.open("second")[1].problem
     refused = worker.open("third")[1]
     assert (refused.code, "2 named sessions already" in refused.problem) == (LimitError.code, True)
+
+
+def test_a_worker_lists_no_more_names_than_the_gateway_takes() -> None:
+    listed = tuple(NamedSession(f"name-{number}") for number in range(MAX_NAMED + 1))
+    many: Any = SimpleNamespace(closed=tuple, listed=lambda: listed)
+    seen = FROM_WORKER.decode(msgspec.msgpack.encode(Seen(1, *Sessions(named=many).states_and_names())))
+    assert seen.named == listed[:MAX_NAMED]
