@@ -226,7 +226,7 @@ class BackendContext:
     """Gives the order of a new program's nodes; without it, programs run in the order in which they were recorded."""
     in_order: Callable[[str, Mapping[str, Any]], Sequence[Callable[[Any], Any]]]
     """Puts the layers that a hook returned in order; see `djinn.session.layers.in_order`."""
-    shared: SharedState = attrs.field(factory=SharedState)
+    shared: SharedState
     """What the layers share, by type: ``context.shared(MyState)`` gives the same object to all of them."""
 
     def wrapped(self, connections: Sequence[Connection]) -> Sequence[Connection]:

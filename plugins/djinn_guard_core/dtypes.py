@@ -17,7 +17,7 @@ from djinn_guard_core.fused_kernels import Rule
 from djinn_guard_core.kernels import POLYNOMIALS, RULES
 from djinn_guard_core.preconditions import Named, expect
 
-__all__ = ("dtype_rule", "fused_names")
+__all__ = ("FUSED_NAMES", "dtype_rule")
 
 _HALVES = frozenset((torch.bfloat16, torch.float16))
 _FUSED = frozenset("""
@@ -35,13 +35,13 @@ class _Exceptions:
         single: They may have single precision where the others have half, as PyTorch's norms have statistics.
         always_single: They have single precision, whatever the others have.
         any_dtype: One number is read of them, and converted.
-        pairs: Real numbers stand for complex ones of their precision, as in Fourier transforms of real numbers.
+        truths: They may be truth values, which PyTorch's public function converts.
     """
 
     single: frozenset[str] = frozenset()
     always_single: frozenset[str] = frozenset()
     any_dtype: frozenset[str] = frozenset()
-    pairs: bool = False
+    truths: frozenset[str] = frozenset()
 
 
 _STATISTICS = _Exceptions(single=frozenset("""
@@ -58,26 +58,21 @@ _OPTIMIZER = _Exceptions(
     always_single=frozenset({"state_steps", "grad_scale", "found_inf"}), any_dtype=frozenset({"lr"}))
 _EXCEPTIONS: Mapping[str, _Exceptions] = {
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _OPTIMIZER),
-    # PyTorch's public function checks and converts masks.
     **dict.fromkeys(
         ("scaled_dot_product_attention", "scaled_dot_product_attention_kernel", "scaled_dot_product_attention_backward",
          "scaled_dot_product_attention_with_residuals"),
-        attrs.evolve(_STATISTICS, any_dtype=frozenset({"attn_mask"}))),
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _Exceptions(pairs=True)),
+        attrs.evolve(_STATISTICS, truths=frozenset({"attn_mask"}))),
 }
-
-
-def fused_names() -> frozenset[str]:
-    """Name the operators, without overloads, whose operands have one dtype."""
-    return (_FUSED | RULES.keys()) - _FREE
 
 
 _FREE = frozenset("""
     _scaled_mm_v2 _fused_moving_avg_obs_fq_helper fused_moving_avg_obs_fake_quant
-    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _chunk_cat
+    _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _chunk_cat _fft_r2c _fft_c2r
 """.split()).union(POLYNOMIALS)
 """Products of scaled matrices and observers, whose kernels ask for the dtype of each pointer; joins and loops over a
-TensorIterator, which converts."""
+TensorIterator, which converts; and transforms between real and complex numbers, which have a rule of their own."""
+FUSED_NAMES = (_FUSED | RULES.keys()) - _FREE
+"""The operators, without overloads, whose operands have one dtype."""
 
 
 def _one_dtype(exceptions: _Exceptions, named: Named) -> None:
@@ -88,12 +83,12 @@ def _one_dtype(exceptions: _Exceptions, named: Named) -> None:
             continue
         for tensor in (item,) if isinstance(item, torch.Tensor) else tensors_in((item,)):
             dtype = tensor.dtype
-            if exceptions.pairs and dtype.is_floating_point:
-                dtype = dtype.to_complex()
             if name in exceptions.always_single:
                 expect(dtype is torch.float32, f"{name} of {dtype}, not torch.float32")
             elif name == "attn_mask" and dtype is torch.float32:
                 # Attention takes it for queries of any dtype, and has kernels for it.
+                continue
+            elif name in exceptions.truths and dtype is torch.bool:
                 continue
             elif name not in _LOOKED_UP or dtype.is_floating_point or dtype.is_complex:
                 (single if name in exceptions.single else main).setdefault(dtype, name)
@@ -108,4 +103,4 @@ def _said(dtypes: Mapping[torch.dtype, str]) -> str:
 
 def dtype_rule(base: str) -> Rule | None:
     """Return the rule for the dtypes of an operator's operands; ``None`` if PyTorch checks or converts them."""
-    return partial(_one_dtype, _EXCEPTIONS.get(base, _STATISTICS)) if base in fused_names() else None
+    return partial(_one_dtype, _EXCEPTIONS.get(base, _STATISTICS)) if base in FUSED_NAMES else None

@@ -232,6 +232,10 @@ def _transform(named: Named) -> None:
     # The kernel uses these numbers unchanged as positions in a list of dimensions.
     expect(min(named["dim"], default=0) >= 0, f"dim {list(named['dim'])} counted from the end")
     expect(0 <= named["normalization"] <= 2, f"normalization {named['normalization']}")
+    if "out" in named:
+        real, other = (item.dtype.to_complex() if item.dtype.is_floating_point else item.dtype
+                       for item in (named["self"], named["out"]))
+        expect(real is other, f"{named['self'].dtype} transformed to {named['out'].dtype}")
     last = named.get("last_dim_size")
     if last is not None and named["dim"]:
         expect(last > 0 and named["self"].shape[named["dim"][-1]] == last // 2 + 1, f"{last} elements of another count")

@@ -106,8 +106,7 @@ def refuse(channel: Channel, error: Exception) -> None:
         try:
             channel.send(0, refusal)
         except TransportError as left:
-            _strangers.write(logging.INFO, "left before they could be told", "%s: left before it could be told: %s",
-                             channel.peer, left)
+            _note_left(channel, left)
 
 
 async def refuse_async(channel: Channel, error: Exception) -> None:
@@ -117,8 +116,12 @@ async def refuse_async(channel: Channel, error: Exception) -> None:
         try:
             await send_to(channel, 0, refusal)
         except TransportError as left:
-            _strangers.write(logging.INFO, "left before they could be told", "%s: left before it could be told: %s",
-                             channel.peer, left)
+            _note_left(channel, left)
+
+
+def _note_left(channel: Channel, error: TransportError) -> None:
+    _strangers.write(logging.INFO, "left before they could be told", "%s: left before it could be told: %s",
+                     channel.peer, error)
 
 
 def refusal_for(channel: Channel, error: Exception) -> Refusal | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from djinn_lib_server.options import ServeOptions
@@ -11,7 +12,7 @@ from djinn_lib_service.settings import MAX_NAME
 
 from djinn.wire.messages import Hello
 
-__all__ = ("SPARE", "Boundary", "boundary_of", "described", "is_of_name", "is_of_one_session", "place_of")
+__all__ = ("SPARE", "Boundary", "are_cpus", "boundary_of", "described", "is_of_name", "is_of_one_session", "place_of")
 
 Boundary: TypeAlias = Literal["session", "owner", "tenant"]
 SPARE = "spare"
@@ -26,7 +27,12 @@ def boundary_of(options: ServeOptions) -> Boundary:
     """Return what ``--isolate`` stands for on the server's devices."""
     if options.workers.isolate != "auto":
         return options.workers.isolate
-    return "owner" if all(name.partition(":")[0] == "cpu" for name in options.device.names) else "tenant"
+    return "owner" if are_cpus(options.device.names) else "tenant"
+
+
+def are_cpus(devices: Iterable[str]) -> bool:
+    """Whether all devices of these names are CPUs, where another process costs little memory."""
+    return all(name.partition(":")[0] == "cpu" for name in devices)
 
 
 def place_of(boundary: Boundary, greeting: Hello) -> str:

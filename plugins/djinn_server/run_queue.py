@@ -236,11 +236,11 @@ class RunQueue:
         if limits.queued and queued >= limits.queued:
             self.reject("queued")
             raise too_much(f"{queued} programs wait already; the limit is {limits.queued}.",
-                            queued * interval_s / 2 + self._turn_to_ask_s())
+                           queued * interval_s / 2 + self._turn_to_ask_s())
         if limits.wait_s and wait_s > limits.wait_s:
             self.reject("wait")
             raise too_much(f"A program would wait for some {wait_s:.3g} s; the limit is {limits.wait_s:g} s.",
-                            wait_s - limits.wait_s + self._turn_to_ask_s())
+                           wait_s - limits.wait_s + self._turn_to_ask_s())
 
     def _turn_to_ask_s(self) -> float:
         """Assign a refused client its own time to retry, in seconds from now, so that a crowd retries one by one."""

@@ -248,7 +248,7 @@ class SessionSlot:
             line.queued -= 1
         line.reject("queued")
         raise too_much(f"There would be {queued} programs waiting; the limit is {line.limits().queued}.",
-                        queued * interval_s / 2)
+                       queued * interval_s / 2)
 
 
 def too_much(summary: str, retry_after_s: float) -> LimitError:

@@ -30,7 +30,7 @@ from djinn_server.dialing import Exchange
 from djinn_server.draining import server_drains
 from djinn_server.event_loop import Tasks
 from djinn_server.housekeeping import Housekeeping, of_tenant
-from djinn_server.isolation import SPARE, boundary_of, is_of_one_session
+from djinn_server.isolation import SPARE, are_cpus, boundary_of, is_of_one_session
 from djinn_server.metrics_store import MetricsStore
 from djinn_server.models import GatewayModels
 from djinn_server.oversight import Offenders
@@ -181,11 +181,11 @@ class Supervisor:
                 self._order_spare(tenant)
                 return post
             if not await self._keeper.make_room(tenant):
+                most = tenant.limits.workers or MAX_WORKERS
                 raise LimitError(
-                    f"There are {tenant.limits.workers or MAX_WORKERS} processes for owners already, each has sessions, "
-                    "and that is the limit.", hint="Try again when another client has ended. The server's operator may raise "
-                                       "--max-workers, or let clients share a process with --isolate tenant.",
-                    retry_after_s=1.0)
+                    f"There are {most} processes for owners already, each has sessions, and that is the limit.",
+                    hint="Try again when another client has ended. The server's operator may raise --max-workers, or "
+                         "let clients share a process with --isolate tenant.", retry_after_s=1.0)
         return None
 
     def _begin(self, tenant: Tenant, place: str) -> WorkerPost:
@@ -201,7 +201,7 @@ class Supervisor:
     def _is_spare_due(self, tenant: Tenant) -> bool:
         """Whether a tenant is to have a worker for the next owner: on a CPU, if it is the only tenant."""
         return (self.boundary != "tenant" and not tenant.name and self._keeper.has_room(tenant)
-                and all(name.partition(":")[0] == "cpu" for name in self._devices)
+                and are_cpus(self._devices)
                 and not any(post.place == SPARE for post in self._posts.of(tenant)))
 
     async def _prepare_spare(self, tenant: Tenant) -> None:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 from djinn_lib_server.limits import Limits
@@ -87,6 +87,7 @@ STOP_TIMEOUT_S = 5.0
 NAMED_TIMEOUT_S = 5.0
 """How long the gateway may take to list the named sessions of the tenant's other workers."""
 _listing = threading.Lock()
+_Message = TypeVar("_Message", TurnChannel, SharedUse)
 _Answers: TypeAlias = dict[type, Callable[[Any, int | None], object]]
 """What handles the gateway's answers and their descriptors, by the type of message."""
 _log = logging.getLogger("djinn.server")
@@ -354,28 +355,28 @@ def _try(executor: Executor) -> None:
     executor.get(executor.put(torch.ones(1)))
 
 
-def _turns(control: Control) -> GatewayTurns:
-    """Receive the channel for turns.
+def _received(control: Control, kind: type[_Message]) -> tuple[_Message, int]:
+    """Receive a message of a kind that comes with a descriptor.
 
     Raises:
         SystemExit: The gateway is gone.
     """
     received = control.receive()
-    if received is None or not isinstance(received[0], TurnChannel) or received[1] is None:
+    if received is None or not isinstance(received[0], kind) or received[1] is None:
         sys.exit(1)
-    return GatewayTurns(Control(socket.socket(fileno=received[1])))
+    return received[0], received[1]
+
+
+def _turns(control: Control) -> GatewayTurns:
+    """Receive the channel for turns; ends the process as `_received` does."""
+    _, descriptor = _received(control, TurnChannel)
+    return GatewayTurns(Control(socket.socket(fileno=descriptor)))
 
 
 def _use(control: Control) -> OthersUse:
-    """Receive what the tenant's workers use together.
-
-    Raises:
-        SystemExit: The gateway is gone.
-    """
-    received = control.receive()
-    if received is None or not isinstance(received[0], SharedUse) or received[1] is None:
-        sys.exit(1)
-    return WorkerUse.of(received[1], received[0].place)
+    """Receive what the tenant's workers use together; ends the process as `_received` does."""
+    shared, descriptor = _received(control, SharedUse)
+    return WorkerUse.of(descriptor, shared.place)
 
 
 def _board(descriptor: int | None) -> Board | None:

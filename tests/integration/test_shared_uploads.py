@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -51,6 +51,24 @@ def files(server: Any) -> list[set[str]]:
     return [{line.split()[4] for line in text.splitlines() if "/memfd:djinn-shared" in line} for text in texts]
 
 
+def upload_to_all(server: Any, sessions: Sequence[UploadSession], weights: Sequence[torch.Tensor], before: int) -> int:
+    """Upload the same weights in each session; they cost one copy. Returns what the workers use then."""
+    for session in sessions:
+        for handle, weight in enumerate(weights, 1):
+            session.upload(handle, weight)
+        assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
+    assert all(session.connection.bytes_not_sent == 0 for session in sessions), "each has sent what it shares"
+    used = steady_bytes(server)
+    assert TOTAL_BYTES <= used - before <= MOST_COPIES * TOTAL_BYTES, (used - before) / TOTAL_BYTES
+    return used
+
+
+def only_the_first_is_doubled(sessions: Sequence[UploadSession], weight: torch.Tensor) -> None:
+    for session, factor in zip(sessions, (2, *[1] * (TENANTS - 1)), strict=True):
+        [value] = session.ask(fetch=(2,))
+        assert torch.equal(value, weight * factor)
+
+
 def test_uploads_of_eight_tenants_of_a_group_cost_one_copy_and_what_they_write(
         start_server: Any, tmp_path: Path) -> None:
     tokens = TokenFile(tmp_path / "tokens.json")
@@ -66,21 +84,13 @@ def test_uploads_of_eight_tenants_of_a_group_cost_one_copy_and_what_they_write(
             assert session.sum_of(PIECES + 1) == -PIECE
         assert len(server.workers) == TENANTS
         before = steady_bytes(server)
-        for session in sessions:
-            for handle, weight in enumerate(weights, 1):
-                session.upload(handle, weight)
-            assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
-        assert all(session.connection.bytes_not_sent == 0 for session in sessions), "each has sent what it shares"
-        used = steady_bytes(server)
-        assert TOTAL_BYTES <= used - before <= MOST_COPIES * TOTAL_BYTES, (used - before) / TOTAL_BYTES
+        used = upload_to_all(server, sessions, weights, before)
         # Each is charged its part.
         wait_for(server, lambda now: kept(now) == [4 * PIECE // TENANTS * (PIECES + 1)] * TENANTS)
 
         sessions[0].double(2)
         assert 0.9 * 4 * PIECE <= steady_bytes(server) - used <= 1.2 * 4 * PIECE
-        for session, factor in zip(sessions, (2, *[1] * (TENANTS - 1)), strict=True):
-            [value] = session.ask(fetch=(2,))
-            assert torch.equal(value, weights[1] * factor)
+        only_the_first_is_doubled(sessions, weights[1])
 
         # The part of a tenant that ends is charged to the others.
         tokens.revoke("tenant-0")
@@ -99,17 +109,9 @@ def test_uploads_of_eight_owners_cost_one_copy(start_server: Any) -> None:
             assert session.sum_of(PIECES + 1) == -PIECE
         assert len(server.workers) == TENANTS
         before = steady_bytes(server)
-        for session in sessions:
-            for handle, weight in enumerate(weights, 1):
-                session.upload(handle, weight)
-            assert [session.sum_of(handle) for handle in range(1, PIECES + 1)] == [n * PIECE for n in range(PIECES)]
-        assert all(session.connection.bytes_not_sent == 0 for session in sessions), "each has sent what it shares"
-        used = steady_bytes(server)
-        assert TOTAL_BYTES <= used - before <= MOST_COPIES * TOTAL_BYTES, (used - before) / TOTAL_BYTES
+        upload_to_all(server, sessions, weights, before)
         sessions[0].double(2)
-        for session, factor in zip(sessions, (2, *[1] * (TENANTS - 1)), strict=True):
-            [value] = session.ask(fetch=(2,))
-            assert torch.equal(value, weights[1] * factor)
+        only_the_first_is_doubled(sessions, weights[1])
 
 
 def test_tenants_that_share_no_group_share_no_memory(start_server: Any, tmp_path: Path) -> None:

@@ -8,21 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_guard_core.calls import check_of
-from djinn_lib_service.operators import operator_named
+from support.operators.asking import ask, empty
 
 SAID = "summed as|written as|dim 1 of|negative dimension|elements in a storage|infs or NaNs|only supports 2D"
 COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
-
-
-def empty(*size: int, dtype: torch.dtype = REAL) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
-
-
-def ask(name: str, args: Sequence[Any], words: dict[str, Any]) -> None:
-    check = check_of(operator_named(f"aten::{name}"), 0)
-    assert check is not None
-    check.expect(args, words)
 
 
 @pytest.mark.parametrize(("name", "args", "right", "wrong"), [

@@ -10,10 +10,11 @@ import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.allowlist import ALLOWED, lists, release
 from djinn_guard_core.calls import check_of
-from djinn_guard_core.dtypes import dtype_rule, fused_names
+from djinn_guard_core.dtypes import FUSED_NAMES, dtype_rule
 from djinn_guard_core.kernels import POLYNOMIALS, RULES
 from djinn_guard_core.layouts import base_of
 from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
+from support.operators.asking import ask, empty
 
 OTHERS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32, torch.uint8,
           torch.bool)
@@ -30,10 +31,16 @@ SINGLE_BESIDE_HALF = set("""
 """What PyTorch keeps in single precision beside half precision."""
 
 
+WHOLE_ATTENTION = frozenset(f"scaled_dot_product_attention{part}" for part in (
+    "", "_kernel", "_backward", "_with_residuals"))
+"""Its mask may be truth values: PyTorch's public function converts them."""
+MASKS = {("attn_mask", torch.bool)}
+
+
 def fused() -> Iterator[torch._ops.OpOverload]:
     for name, group in lists()[release()].items():
         operator = operator_named(name)
-        if group == ALLOWED and base_of(operator) in fused_names():
+        if group == ALLOWED and base_of(operator) in FUSED_NAMES:
             yield operator
     CpuExecutor()
     yield from map(operator_named, LAYER_OPERATORS)
@@ -78,6 +85,8 @@ def test_an_operand_of_another_dtype_is_refused_by_every_fused_overload() -> Non
         beside = {"attn_mask"} & tensors_of(operator).keys()
         for main in (torch.float32, torch.float64):
             rest = accepted(operator, main) - ONE_NUMBER
+            if base_of(operator) in WHOLE_ATTENTION:
+                rest -= MASKS
             single = {(name, torch.float32) for name in (*beside, "state_steps", "grad_scale", "found_inf")}
             # A norm has one operand beside its statistics, which are in single precision.
             alone = tensors_of(operator).keys() - SINGLE_BESIDE_HALF
@@ -92,14 +101,32 @@ def test_beside_half_precision_only_statistics_are_single() -> None:
     assert found <= SINGLE_BESIDE_HALF
     assert {"weight", "running_mean", "save_invstd", "rstd"} <= found
     assert all(dtype is torch.float32 for operator in fused()
-               for _, dtype in accepted(operator, torch.bfloat16) - ONE_NUMBER)
+               for _, dtype in accepted(operator, torch.bfloat16) - ONE_NUMBER - (
+                   MASKS if base_of(operator) in WHOLE_ATTENTION else set()))
 
 
 def test_whoever_has_a_rule_for_sizes_has_one_for_dtypes() -> None:
-    """But for products of scaled matrices and observers, whose kernels ask for the dtype of each pointer."""
+    """But for products of scaled matrices and observers, whose kernels ask for the dtype of each pointer.
+
+    Joins convert, and transforms of real numbers write complex ones, which their own rule asks for.
+    """
     assert {name for name in RULES if dtype_rule(name) is None} - set(POLYNOMIALS) == {
         "_scaled_mm_v2", "_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant",
-        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"}
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_chunk_cat", "_fft_r2c", "_fft_c2r"}
+
+
+@pytest.mark.parametrize(("name", "given", "right", "wrong"), [
+    ("_fft_r2c.out", torch.float32, torch.complex64, (torch.complex128, torch.int64)),
+    ("_fft_c2r.out", torch.complex64, torch.float32, (torch.float64, torch.int64)),
+])
+def test_a_transform_writes_numbers_of_the_same_precision(
+        name: str, given: torch.dtype, right: torch.dtype, wrong: tuple[torch.dtype, ...]) -> None:
+    words: dict[str, Any] = {"dim": [0], "normalization": 0}
+    words |= {"onesided": True} if "r2c" in name else {"last_dim_size": 2}
+    ask(name, [empty(2, dtype=given)], {**words, "out": empty(2, dtype=right)})
+    for dtype in wrong:
+        with pytest.raises(RuntimeError, match="transformed to"):
+            ask(name, [empty(2, dtype=given)], {**words, "out": empty(2, dtype=dtype)})
 
 
 @pytest.mark.parametrize("name", ["grad_output", "grad_hy", "grad_cy", "weight1", "hx_"])

@@ -5,26 +5,15 @@ No kernel is called. Operands that do not fit are too large wherever that is ref
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from djinn_guard_core import faults
-from djinn_guard_core.calls import check_of
 from djinn_lib_service.operators import operator_named
+from support.operators.asking import ask, empty
 
 FLOAT, WHOLE, TRUTH = torch.float32, torch.int64, torch.bool
-
-
-def empty(*size: int, dtype: torch.dtype = FLOAT) -> torch.Tensor:
-    return torch.empty(size, dtype=dtype, device="meta")
-
-
-def ask(name: str, args: Sequence[Any], words: dict[str, Any]) -> None:
-    check = check_of(operator_named(f"aten::{name}"), 0)
-    assert check is not None
-    check.expect(args, words)
 
 
 SCORES = empty(2, 3, 8, 8)
