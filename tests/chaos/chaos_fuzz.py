@@ -65,7 +65,7 @@ def test_a_servers_code_takes_whatever_comes(
 def test_a_server_takes_whatever_comes(
     sessions: list[Frames], tmp_path: Path, tell: Callable[[str, str], None],
 ) -> None:
-    with Serving(tmp_path / "log", DJINN_LOG_LEVEL="WARNING") as server:
+    with Serving(tmp_path / "log", "--isolate", "tenant", DJINN_LOG_LEVEL="WARNING") as server:
         (worker,) = server.workers
         limit_memory(worker, 2**31)
         bystander = connect(server.address, ConnectOptions())

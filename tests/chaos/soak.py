@@ -166,7 +166,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, Serving(Path(folder) / "log", DJINN_LOG_LEVEL="WARNING") as server:
+    with tempfile.TemporaryDirectory() as folder, Serving(
+            Path(folder) / "log", "--isolate", "tenant", DJINN_LOG_LEVEL="WARNING") as server:
         began = time.monotonic()
         samples: list[Sample] = []
         clients = 0

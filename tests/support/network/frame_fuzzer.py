@@ -122,7 +122,7 @@ def converse(port: int, said: bytes) -> str:
 def loud_lines(log: Path) -> list[str]:
     """What a server's log says at WARNING or above that is no typed refusal."""
     return [line for line in log.read_text().splitlines()
-            if _LOUD.search(line) and not re.search(r": refused: \[DJ\d+\]", line)]
+            if _LOUD.search(line) and not re.search(r": refused(: \[DJ\d+\]| \(DJ\d+\): \d+ more such lines)", line)]
 
 
 def came_to_rest(process: int, patience_s: float = 20.0) -> int:
