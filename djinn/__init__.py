@@ -67,7 +67,7 @@ def flush() -> None:
 
 
 def synchronize() -> None:
-    """Wait until everything recorded has run; raise the exception of a failed operation."""
+    """Wait until everything recorded has run and the device has finished; raise the exception of a failed operation."""
     runtime.current().synchronize()
 
 

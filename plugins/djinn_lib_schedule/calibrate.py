@@ -170,14 +170,13 @@ class _Trials:
     def _seconds(self, run: Callable[[], Any]) -> float:
         """Time one run, without its recording.
 
-        The run writes something first, because an idle executor does not run programs with writes ahead. It ends by
-        fetching the written value, because an asynchronous device has finished only when the data arrives.
+        The run writes something first, because an idle executor does not run programs with writes ahead. No value is
+        fetched: its answer may come before the rest of the program has run.
         """
         self._written.zero_()
         results = run()
         begin = perf_counter()
-        self._session.flush()
-        self._session.materialize([self._written])
+        self._session.synchronize()
         taken = perf_counter() - begin
         del results
         self._session.flush()

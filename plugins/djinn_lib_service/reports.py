@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from djinn.wire.messages import Failure, Poisoned
-from djinn_lib_service.device_report import properties_of
 from djinn_lib_service.failures import name_of, text_of
 from djinn_lib_service.kinds.executor import Executor, SupportsSettling
 from djinn_lib_service.pauses import worked_ns
@@ -123,8 +122,7 @@ class RunTime:
     """
 
     def __init__(self, executor: Executor, attempt: Callable[[Callable[[], None]], Any]) -> None:
-        is_asynchronous = properties_of(executor).kind != "cpu"
-        self._settle = executor.settle if is_asynchronous and isinstance(executor, SupportsSettling) else None
+        self._settle = executor.settle if isinstance(executor, SupportsSettling) else None
         self._attempt = attempt
         self.is_wanted = False
         self.timings: Timings | None = None

@@ -271,6 +271,8 @@ class SessionService:
         items = [*(self._values.fetch(handle, data) for handle in batch.fetch),
                  *map(self._values.describe, batch.describe)]
         self._runs.lent.update(map(storage_address_of, data))
+        if batch.synchronize and not items:
+            self._run_time.settle()
         result = Result(tuple(items), self._failures.take(), run_ns=self._run_time.take(),
                         warnings=self._warnings.take())
         if batch.fetch and not result.failures:

@@ -76,6 +76,9 @@ class Factory:
 
 djinn.plugins.register(Factory(), "executor")
 """
+WAITS = """
+Patient.settle = lambda self: time.sleep(max(0.0, self.ready_s - time.monotonic()))
+"""
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="djinn serve needs what Linux has")
@@ -131,3 +134,17 @@ def test_spans_of_a_trace_are_those_of_the_device(tmp_path: Path) -> None:
     assert 0.499 <= (second.end_ns - second.begin_ns) / 1e9 <= took_s - 0.999
     assert first.end_ns <= second.begin_ns
     assert handed_over_ns < second.begin_ns, "the device begins after it was submitted"
+
+
+def test_synchronize_waits_until_the_device_has_computed(tmp_path: Path) -> None:
+    with Serving(tmp_path / "log", "--plugins", "executor=patient", prelude=PATIENT + WAITS) as server:
+        djinn.init(server=server.address)
+        value = torch.full((2,), 2.5, device=D).sum(0, keepdim=True)
+        djinn.synchronize()
+        began_s = time.perf_counter()
+        longer = value + 6
+        djinn.synchronize()
+        took_s = time.perf_counter() - began_s
+        assert longer.item() == 11
+        djinn.shutdown()
+    assert took_s > 0.9, "the device computes for 1 s"
