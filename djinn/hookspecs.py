@@ -11,7 +11,18 @@ A plugin is a module, found through an entry point of the group ``djinn``, whose
 
 Hooks run when a session is composed, begins or ends, when it is calibrated, and when the command line is built; never
 per operation.
-Registering announces an object and must stay cheap: no device is opened, no thread is started, nothing is sent.
+
+Each kind of plugin has a hook that registers its objects, such as ``djinn_register_schedulers``. These hooks have the
+following in common, and their docstrings say only what differs:
+
+- They belong to phase *register*. djinn calls them when a session, a server or a command first needs an object of the
+  kind. All implementations run; order is irrelevant.
+- ``register`` accepts one object, and may be called once for each of several. It raises `PluginValidationError` if the
+  object lacks a member of its Protocol, or if the same plugin has already registered an object of that kind and name.
+- Registering announces an object and must stay cheap: it opens no device, starts no thread, connects to nothing and
+  sends nothing. A factory opens its object later, for a session or a server that uses it.
+- The laws of the objects are in ``specs/kinds/KIND.toml``.
+- They exist since 0.1.0.
 """
 
 from __future__ import annotations
@@ -69,22 +80,11 @@ def djinn_register_interceptors(register: Callable[[kinds.Interceptor], None]) -
     """Register interceptors, which route PyTorch's operations to a session.
 
     Called:
-        Phase *register*: on ``import djinn`` for the chosen interceptor, and again whenever a session is composed. All
-        implementations run; order is irrelevant.
+        On ``import djinn`` for the chosen interceptor, and again whenever a session is composed.
 
     Args:
-        register: Accepts a `djinn.kinds.Interceptor`. Its ``install`` method is called later, and only if the
+        register: Accepts a `djinn.kinds.Interceptor`. djinn calls its ``install`` method later, and only if the
             interceptor is chosen.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an interceptor needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``interceptor``, in ``specs/kinds/interceptor.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -92,21 +92,8 @@ def djinn_register_interceptors(register: Callable[[kinds.Interceptor], None]) -
 def djinn_register_shapes(register: Callable[[kinds.ShapeInference], None]) -> None:
     """Register shape inference.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
         register: Accepts a `djinn.kinds.ShapeInference`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that shape inference needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``shapes``, in ``specs/kinds/shapes.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -114,21 +101,8 @@ def djinn_register_shapes(register: Callable[[kinds.ShapeInference], None]) -> N
 def djinn_register_classifiers(register: Callable[[kinds.Classifier], None]) -> None:
     """Register classifiers, which decide how an operation is executed.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
         register: Accepts a `djinn.kinds.Classifier`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a classifier needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``classifier``, in ``specs/kinds/classifier.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -136,22 +110,8 @@ def djinn_register_classifiers(register: Callable[[kinds.Classifier], None]) -> 
 def djinn_register_sources(register: RegisterOfLibrary) -> None:
     """Register sources, which make graphs of models.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.GraphSource`. It must not trace or run anything before it is asked
-            to.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a source needs, or the same plugin has already registered
-            its name.
-
-    Laws:
-        Those of the kind ``source``, in ``specs/kinds/source.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_graph.kinds.GraphSource`.
     """
 
 
@@ -159,21 +119,8 @@ def djinn_register_sources(register: RegisterOfLibrary) -> None:
 def djinn_register_analyzers(register: RegisterOfLibrary) -> None:
     """Register analyzers, which give a graph meaning.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
         register: Accepts a `djinn_lib_graph.kinds.Analyzer`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an analyzer needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``analyzer``, in ``specs/kinds/analyzer.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -181,21 +128,8 @@ def djinn_register_analyzers(register: RegisterOfLibrary) -> None:
 def djinn_register_patterns(register: RegisterOfLibrary) -> None:
     """Register patterns, which find structures in a graph.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.Pattern`; may be called once per pattern.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a pattern needs, or the same plugin has already registered
-            its name.
-
-    Laws:
-        Those of the kind ``pattern``, in ``specs/kinds/pattern.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_graph.kinds.Pattern`.
     """
 
 
@@ -203,22 +137,8 @@ def djinn_register_patterns(register: RegisterOfLibrary) -> None:
 def djinn_register_exporters(register: RegisterOfLibrary) -> None:
     """Register exporters, which write a graph with its meaning to a file.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.Exporter`; may be called once per form. It is chosen by the suffix of
-            the file.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an exporter needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``exporter``, in ``specs/kinds/exporter.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_graph.kinds.Exporter`. The suffix of the file selects it.
     """
 
 
@@ -226,21 +146,8 @@ def djinn_register_exporters(register: RegisterOfLibrary) -> None:
 def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
     """Register schedulers, which decide which device runs what.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
         register: Accepts a `djinn_lib_schedule.kinds.GraphScheduler`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a scheduler needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``scheduler``, in ``specs/kinds/scheduler.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -248,21 +155,8 @@ def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
 def djinn_register_backends(register: Callable[[kinds.BackendFactory], None]) -> None:
     """Register backends, which carry out a session's tape on several executors.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn.kinds.BackendFactory`. It opens a backend later, and only if it is chosen.
-
-    Raises:
-        PluginValidationError: The object has not all that a backend factory has, or its name is registered already by
-            the same plugin.
-
-    Laws:
-        Those of the kind ``backend``, in ``specs/kinds/backend.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn.kinds.BackendFactory`.
     """
 
 
@@ -270,21 +164,8 @@ def djinn_register_backends(register: Callable[[kinds.BackendFactory], None]) ->
 def djinn_register_caches(register: Callable[[kinds.CacheFactory], None]) -> None:
     """Register caches of results.
 
-    Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn.kinds.CacheFactory`. It opens a cache later, and only if the settings ask for one.
-
-    Raises:
-        PluginValidationError: The object has not all that a cache factory has, or its name is registered already by
-            the same plugin.
-
-    Laws:
-        Those of the kind ``cache``, in ``specs/kinds/cache.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn.kinds.CacheFactory`. It opens a cache only if the settings ask for one.
     """
 
 
@@ -292,23 +173,9 @@ def djinn_register_caches(register: Callable[[kinds.CacheFactory], None]) -> Non
 def djinn_register_memory(register: RegisterOfLibrary) -> None:
     """Register memory managers, which keep the sessions of a server within its device memory.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. It opens a manager later, and only if memory is
+        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. A server opens a manager only if its memory is
             limited.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a memory factory needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``memory``, in ``specs/kinds/memory.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -316,44 +183,18 @@ def djinn_register_memory(register: RegisterOfLibrary) -> None:
 def djinn_register_transports(register: Callable[[kinds.Transport], None]) -> None:
     """Register transports, which connect to remote executors.
 
-    Called:
-        Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn.kinds.Transport`. The scheme of the address selects it. It must not connect or listen
-            before it is called.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a transport needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``transport``, in ``specs/kinds/transport.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn.kinds.Transport`. The scheme of the address selects it. Both ends use it: a session
+            connects, and a server listens.
     """
 
 
 @hookspec
 def djinn_register_executors(register: RegisterOfLibrary) -> None:
-    """Register executor factories.
-
-    Called:
-        Phase *register*, once per session and once per server. All implementations run; order is irrelevant.
+    """Register executor factories, which open devices.
 
     Args:
-        register: Accepts a `djinn_lib_service.kinds.ExecutorFactory`. It must not open a device before it is called.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an executor factory needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``executor``, in ``specs/kinds/executor.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_service.kinds.ExecutorFactory`. The device selects it.
     """
 
 
@@ -361,22 +202,8 @@ def djinn_register_executors(register: RegisterOfLibrary) -> None:
 def djinn_register_guards(register: RegisterOfLibrary) -> None:
     """Register guards, which check the programs of a server's clients before they run.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_service.kinds.Guard`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a guard needs, or the same plugin has already registered
-            its name.
-
-    Laws:
-        Those of the kind ``guard``, in ``specs/kinds/guard.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_service.kinds.Guard`. Only a server uses one.
     """
 
 
@@ -385,20 +212,10 @@ def djinn_register_observers(register: Callable[[kinds.Observer], None]) -> None
     """Register observers, which receive a session's counters.
 
     Called:
-        Phase *register*, once per session. All implementations run; order is irrelevant.
+        Whenever a session is composed, before it connects: observers may show how it connects.
 
     Args:
         register: Accepts a `djinn.kinds.Observer`.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an observer needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``observer``, in ``specs/kinds/observer.toml``.
-
-    Since:
-        0.1.0
     """
 
 
@@ -406,23 +223,8 @@ def djinn_register_observers(register: Callable[[kinds.Observer], None]) -> None
 def djinn_register_authenticators(register: RegisterOfLibrary) -> None:
     """Register authenticators, which say who a server's clients are.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_server.kinds.AuthenticatorFactory`. It opens an
-            authenticator later, in the gateway of a server, and only if it is chosen.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an authenticator needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``authenticator``, in ``specs/kinds/authenticator.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_server.kinds.AuthenticatorFactory`. A server's gateway opens the authenticator.
     """
 
 
@@ -430,23 +232,8 @@ def djinn_register_authenticators(register: RegisterOfLibrary) -> None:
 def djinn_register_stores(register: RegisterOfLibrary) -> None:
     """Register model stores, from which a server's clients load models by name.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_server.kinds.ModelStoreFactory`. It opens a store later, in the gateway of a
-            server, and only if it is chosen.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a store needs, or the same plugin has already registered
-            its name.
-
-    Laws:
-        Those of the kind ``store``, in ``specs/kinds/store.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_server.kinds.ModelStoreFactory`. A server's gateway opens the store.
     """
 
 
@@ -454,23 +241,9 @@ def djinn_register_stores(register: RegisterOfLibrary) -> None:
 def djinn_register_engines(register: RegisterOfLibrary) -> None:
     """Register engines, which run the servers of a cluster.
 
-    Called:
-        Phase *register*, once per session, once per server, and by ``djinn cluster``, which alone uses one. All
-        implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_cluster.kinds.EngineFactory`. It opens an engine later, for one cluster, and only
-            if it is chosen.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an engine needs, or the same plugin has already registered
-            its name.
-
-    Laws:
-        Those of the kind ``engine``, in ``specs/kinds/engine.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_cluster.kinds.EngineFactory`. Only ``djinn cluster`` opens an engine, for one
+            cluster.
     """
 
 
@@ -478,23 +251,8 @@ def djinn_register_engines(register: RegisterOfLibrary) -> None:
 def djinn_register_admissions(register: RegisterOfLibrary) -> None:
     """Register admission policies, which decide who may start on a server's devices, and who runs next.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_server.kinds.AdmissionFactory`. It opens a policy later, in the
-            gateway of a server, and only if it is chosen.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an admission policy needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``admission``, in ``specs/kinds/admission.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_server.kinds.AdmissionFactory`. A server's gateway opens the policy.
     """
 
 
@@ -502,22 +260,8 @@ def djinn_register_admissions(register: RegisterOfLibrary) -> None:
 def djinn_register_metrics(register: RegisterOfLibrary) -> None:
     """Register outputs of a server's metrics, which write or show what a server counts.
 
-    Called:
-        Phase *register*, once per session and once per server; only a server uses one. All implementations run; order
-        is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_server.kinds.MetricsFactory`. It is opened later, in the gateway of a server.
-
-    Raises:
-        PluginValidationError: The object lacks a member that an output of metrics needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``metrics``, in ``specs/kinds/metrics.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_server.kinds.MetricsFactory`. A server's gateway opens the output.
     """
 
 
@@ -525,21 +269,9 @@ def djinn_register_metrics(register: RegisterOfLibrary) -> None:
 def djinn_register_modes(register: RegisterOfLibrary) -> None:
     """Register run modes, in which ``djinn run`` lets a script use the remote device.
 
-    Called:
-        Phase *register*, once per session and once per ``djinn run``. All implementations run; order is irrelevant.
-
     Args:
-        register: Accepts a `djinn_lib_run.kinds.RunMode`. It changes nothing in the process before it is entered.
-
-    Raises:
-        PluginValidationError: The object lacks a member that a run mode needs, or the same plugin has already
-            registered its name.
-
-    Laws:
-        Those of the kind ``mode``, in ``specs/kinds/mode.toml``.
-
-    Since:
-        0.1.0
+        register: Accepts a `djinn_lib_run.kinds.RunMode`. It changes nothing in the process before ``djinn run``
+            enters it.
     """
 
 

@@ -18,6 +18,7 @@ from djinn.plugins import KINDS
 ROOT = Path(__file__).parents[2]
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("djinn_")}
 KIND_OF = {f"djinn_register_{kind if kind.endswith(('s', 'y')) else f'{kind}s'}": kind for kind in KINDS}
+OTHERS = [name for name in HOOKS if name not in KIND_OF]
 
 
 def sections(hook: Callable[..., Any]) -> dict[str, str]:
@@ -28,14 +29,19 @@ def sections(hook: Callable[..., Any]) -> dict[str, str]:
     return {"": parts[0].strip(), **{title: body.strip() for title, body in zip(parts[1::2], bodies, strict=True)}}
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_says_what_it_is_when_it_is_called_and_what_may_go_wrong(name: str) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_hook_says_when_it_is_called_and_what_may_go_wrong(name: str) -> None:
     found = sections(HOOKS[name])
-    summary = found[""].splitlines()[0]
-    assert re.fullmatch(r"[A-Z].*[^.]\.", summary), summary
     assert found["Called"].startswith("Phase *")
     assert re.match(r"\w+Error: |Exception: ", found["Raises"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", found["Since"])
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_says_what_it_is_and_what_it_is_given(name: str) -> None:
+    found = sections(HOOKS[name])
+    summary = found[""].splitlines()[0]
+    assert re.fullmatch(r"[A-Z].*[^.]\.", summary), summary
     for argument in inspect.signature(HOOKS[name]).parameters:
         assert re.search(rf"^ *{argument}: \S", found["Args"], re.MULTILINE), f"{name} does not describe {argument}"
 
@@ -49,10 +55,22 @@ def test_a_hook_is_typed_and_known_to_pluggy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KIND_OF)
-def test_a_kind_has_a_hook_and_the_hook_leads_to_its_laws(name: str) -> None:
-    kind = KIND_OF[name]
-    laws = sections(HOOKS[name])["Laws"]
-    assert f"``specs/kinds/{kind}.toml``" in laws
+def test_the_hook_of_a_kind_names_the_protocol_and_repeats_nothing_common(name: str) -> None:
+    found = sections(HOOKS[name])
+    module, _, protocol = KINDS[KIND_OF[name]].protocol.partition(":")
+    public = module if module.endswith(".kinds") else module.rpartition(".")[0]
+    assert found["Args"].startswith(f"register: Accepts a `{public}.{protocol}`.")
+    assert set(found) <= {"", "Called", "Args"}
+
+
+def test_what_the_hooks_of_kinds_have_in_common_is_said_once() -> None:
+    common = (hookspecs.__doc__ or "").partition("in common")[2]
+    for said in ("phase *register*", "`PluginValidationError`", "``specs/kinds/KIND.toml``", "since 0.1.0"):
+        assert said in common
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_has_laws(kind: str) -> None:
     spec = tomllib.loads((ROOT / "specs" / "kinds" / f"{kind}.toml").read_text())
     assert spec["kind"] == kind
     assert spec["laws"]
