@@ -122,7 +122,7 @@ class Plugins:
             problems: Receives the errors of single plugins, which are then left out. Without it, the first error is
                 raised.
             kinds: Kinds of which the plugins register objects now, which imports PyTorch; settings and commands do not.
-                Objects of other kinds are registered, and checked, when somebody asks for that kind.
+                Objects of other kinds are registered, and checked, when an object of that kind is first needed.
 
         Raises:
             PluginLoadError: A plugin, or an object that it registers, cannot be imported.
@@ -148,7 +148,7 @@ class Plugins:
     def configured(cls, given: Mapping[str, Any], environ: Mapping[str, str], side: Side = "session") -> Plugins:
         """Load the plugins that the settings name, and resolve the settings of all of them.
 
-        Objects other than observers are registered when somebody asks for their kind: a session needs few kinds.
+        Objects other than observers are registered when their kind is first needed: a session needs few kinds.
 
         Args:
             given: Settings that the program gives.

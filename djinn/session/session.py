@@ -191,7 +191,7 @@ class Session:
 
         with self.lock:
             if signature.has_effect:
-                # Whoever hears of an earlier failure here will try again, and must find nothing done.
+                # A caller that gets an earlier failure here will try again, and must find nothing done.
                 self.backend.synchronize()
             node = Node(signature, slots, outputs, numbers)
             self.recorder.append(node)

@@ -305,7 +305,7 @@ class SingleBackend:
         for failure in result.failures:
             self._failures[failure.identity] = failure
             origin = (failure.source or self.welcome.session, failure.source_identity or failure.identity)
-            # Who was interrupted knows; and who asks for a value that has not come about is told.
+            # The program knows that it was interrupted; a request for a value that was not computed raises anyway.
             is_told = origin in self._reported or failure.kind == OperationCancelledError.__name__
             self._reported[origin] = None
             self._unreported += () if is_told else (failure,)

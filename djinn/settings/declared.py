@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def allowed(self) -> str:
-        """Describes the values that are allowed; empty if nobody knows how to read the type."""
+        """Describes the values that are allowed; empty if djinn cannot read the type from text."""
         if self.allowed_by_reads:
             return self.allowed_by_reads
         if get_origin(self.type) is Literal:

@@ -13,7 +13,7 @@ Source:
     of a turn need not be known in advance. With several slots: Jin, Chase and Kaur, "Interposed Proportional Sharing
     for a Storage Service Utility", SIGMETRICS 2004, where ``v`` is the start tag that was granted last.
 
-Difference from these papers: while nobody else waits, a turn continues, and the virtual time advances with it.
+Difference from these papers: while no other tenant waits, a turn continues, and the virtual time advances with it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StartTimeFairOrder(TurnOrder):
 
 
 class FairPolicy(AdmissionPolicy):
-    """Admits everybody within the tenants' limits, and shares each device fairly."""
+    """Admits all sessions within the tenants' limits, and shares each device fairly."""
 
     is_quick = True
 

@@ -36,7 +36,7 @@ def programs_of(cluster: Cluster, gpus: Sequence[int], ports: Sequence[int], opt
         page: The port of the directory's dashboard; ``None`` for none.
 
     Raises:
-        ConfigurationError: Nobody would reach them, or a setting is invalid.
+        ConfigurationError: No other machine could reach them, or a setting is invalid.
     """
     key, shared = str(cluster.key_file), dict(_shared(options))
     if cluster.is_apart and "--host" not in shared:

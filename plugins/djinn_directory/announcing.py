@@ -80,7 +80,7 @@ class Announcement(MetricsOutput):
         portal.start_task_soon(self._run)
 
     def stop(self) -> None:
-        """Leave the directory, which then names the server to nobody."""
+        """Leave the directory, which then names the server to no client."""
         self._running.close()
 
     def export(self) -> None:

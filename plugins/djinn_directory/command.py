@@ -146,7 +146,7 @@ def _write(path: Path, address: DirectoryAddress) -> None:
 
 def _checking(authenticator: Authenticator) -> Callable[[str], str]:
     def tenant_of(token: str) -> str:
-        """Let an authenticator decide; one that fails admits nobody."""
+        """Let an authenticator decide; one that fails admits no client."""
         if len(token) > MAX_TOKEN_CHARACTERS:
             raise RefusedError("The token is too long.")
         try:

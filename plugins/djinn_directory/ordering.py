@@ -27,7 +27,7 @@ class ServerOrders:
 
     Args:
         address: The server's address.
-        stream: The connection, which nobody else writes to.
+        stream: The connection, to which only this object writes.
 
     Concurrency:
         Tasks of one event loop.

@@ -24,7 +24,7 @@ of shape {shape}, saved by a graph of torch.compile."""
 
 
 def is_plain_autograd() -> bool:
-    """Whether autograd does the same here as in the recording: nobody watches, packs or transforms it."""
+    """Whether autograd does the same here as in the recording: no mode or hook watches, packs or transforms it."""
     return (
         torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]  # missing in the stubs
@@ -133,7 +133,7 @@ class AutogradTemplate:
 
 
 def _keep(_: int) -> None:
-    """Do not release: the value belongs to somebody else."""
+    """Do not release: the value belongs to another object."""
 
 
 def _holds_no_tensors(node: Any) -> bool:

@@ -292,7 +292,7 @@ class _Call(torch.autograd.Function):
 
 
 class _Once(torch.autograd.Function):
-    """Refuses gradients of gradients, when somebody asks for one."""
+    """Refuses gradients of gradients, when the program asks for one."""
 
     @staticmethod
     def forward(_: Any, __: torch.Tensor, *gradients: Any) -> Any:

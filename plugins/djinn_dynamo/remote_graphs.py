@@ -166,7 +166,7 @@ def _is_repeatable(node: torch.fx.Node) -> bool:
 
 
 def _is_captured(session: Session) -> bool:
-    """Whether somebody receives each node as it is recorded."""
+    """Whether a capture receives each node as it is recorded."""
     return session.recorder.append != session.tape.nodes.append
 
 

@@ -36,7 +36,7 @@ class Pod:
         node: Where it runs, or will run.
         address: Its IP address.
         reason: Why it does not run.
-        cannot_begin: Whether that needs somebody to change something.
+        cannot_begin: Whether it cannot run before the user changes something.
     """
 
     name: str

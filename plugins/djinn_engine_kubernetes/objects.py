@@ -25,7 +25,7 @@ PROGRAM = "djinn-program"
 USER = 10001
 """The user of the image in docs/deployment."""
 GRACE_S = 40
-"""How long a Pod may take to end where nobody says it: longer than a server drains and ends."""
+"""How long a Pod may take to end by default: longer than a server drains and ends."""
 MAX_FILE_BYTES = 2**20
 """Size of a Secret."""
 AGAIN = 2**31 - 1

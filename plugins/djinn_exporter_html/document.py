@@ -42,7 +42,7 @@ def document_of(annotated: AnnotatedGraph) -> dict[str, Any]:
 
 
 def _flow(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """List who reads which value of whom. A value that was written in place comes from its last writer."""
+    """List maker, reader and name of each value. A value that was written in place comes from its last writer."""
     storages = graph.storages
     edges = graph.edges()
     written: dict[tuple[str, str], str] = {}

@@ -90,7 +90,7 @@ class BackendModule(MemoryFunctions, StreamFunctions):
         return runtime.next_seed()
 
     def seed(self) -> None:
-        """Seed the remote random numbers with a number that nobody can foresee."""
+        """Seed the remote random numbers with an unpredictable number."""
         runtime.seed_all(int.from_bytes(os.urandom(8), "little") >> 1)
 
     seed_all = seed

@@ -190,5 +190,5 @@ def _is_run_there(session: Session, operator: Any, args: tuple[Any, ...], kwargs
         session.synchronize()
     except UnknownOperatorError:
         return False
-    del made  # alive until here, as what nobody needs is not run
+    del made  # alive until here: a result without a reference is not computed
     return True

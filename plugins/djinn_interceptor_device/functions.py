@@ -115,7 +115,7 @@ def has_compatible_shallow_copy_type(
     attributes and never calls them, and they do not outlive the conversion. PyTorch does not swap a tensor with weak
     references, such as those of the upload cache. Swapping exchanges attributes, too, so the new tensor gets those that
     others have attached to the parameter. Gradients follow their parameters. To and from the meta device, a module gets
-    new parameters instead, and who holds the old ones keeps them, as in eager.
+    new parameters instead, and other references to the old ones keep them, as in eager.
     """
     tensor, new = args
     if "meta" in (tensor.device.type, new.device.type):

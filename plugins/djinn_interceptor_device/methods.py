@@ -3,7 +3,7 @@
 A method of a tensor subclass passes PyTorch's argument parser, which gathers the classes involved, only to call
 ``__torch_function__``. For the most frequent methods, the class has Python methods instead that call it at once; and
 operators between two tensors, or a tensor and a number, look for their shortcut before that. With a function mode, or
-an argument that PyTorch itself would have to look at, they call PyTorch's method, so nobody can tell the difference.
+an argument that PyTorch itself would have to look at, they call PyTorch's method, so the effect is the same.
 
 ``__getitem__`` is none of them: a class that has one in Python is a sequence to C, which an ordinary tensor is not, and
 PyTorch would take a tensor for a list of tensors.

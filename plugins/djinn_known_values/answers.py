@@ -90,7 +90,7 @@ class RememberedAnswers:
         self._drop(slot.storage)
 
     def died(self, numbers: Iterable[int]) -> None:
-        """Drop answers that nobody can ask for again."""
+        """Drop answers about values that are freed: no question about them can follow."""
         if self._readers:
             for number in numbers:
                 self._drop(number)

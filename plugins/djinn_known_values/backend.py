@@ -35,7 +35,7 @@ __all__ = ("KnowingBackend", "open_knowing")
 
 _T = TypeVar("_T")
 COMPUTED_LIMIT = 256
-"""How many times as large a value may be as one that is kept, if it is only computed when somebody asks: the mask of a
+"""How many times as large a value may be as one that is kept, if it is only computed when a program asks: the mask of a
 batch follows from the numbers of its positions.
 """
 MAX_RULES = 8192
@@ -62,7 +62,7 @@ class KnowingBackend(BackendWrapper):
         tape: The session's tape.
         released: Numbers of values that the program no longer refers to.
         wishes: What the session's layers would like to have.
-        hides: Says whether an operator may have effects that its schema does not declare; ``None`` if nobody can say.
+        hides: Says whether an operator may have effects that its schema does not declare; ``None`` if that is unknown.
         limit_bytes: Size of the largest integer value that is kept.
         takes_reals: Whether real numbers are followed, too, as long as all executors compute as this process does.
 
@@ -136,7 +136,7 @@ class KnowingBackend(BackendWrapper):
     def describe(self, slots: Sequence[Slot]) -> list[Any]:
         """Send everything pending and fetch the metadata of values, unless the client knows it."""
         self._look()
-        # Who asks about no value waits for whether the operations fail.
+        # A question about no value waits for whether the operations fail.
         nodes = self._tape.nodes
         if slots and nodes:
             asked = SizesAsked(self._known, slots, nodes[-1], self.welcome.device == "cpu")
@@ -223,7 +223,7 @@ class KnowingBackend(BackendWrapper):
         self._answers.died(dead)
 
     def _newly_released(self) -> list[int]:
-        """List the values that died since the last time; whoever sends them takes them from the left."""
+        """List the values that died since the last time; the backend that sends them takes them from the left."""
         released, (count, last) = self._released, self._looked_at
         try:
             start = count if count and released[count - 1] == last else 0

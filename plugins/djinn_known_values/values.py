@@ -1,4 +1,4 @@
-"""The values that the client knows, computed when somebody asks for one."""
+"""The values that the client knows, computed when the program asks for one."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class KnownValues:
     values that only the executor knows: then it tells which of them are lacking.
 
     Args:
-        limit_bytes: Size of the largest value that is computed before anybody asks.
+        limit_bytes: Size of the largest value that is computed before the program asks.
 
     Attributes:
         computes_alike: Whether executors compute all bits as this process does, also those of NaN.
@@ -220,7 +220,7 @@ class KnownValues:
         return True
 
     def _see(self, other: KnownValue, made: KnownValue) -> KnownValue | None:
-        """Note what another value of a storage is, after a value of it was written."""
+        """Compute another value of a storage after one of its values was written."""
         if other.spec is None or made.spec is None or not self._is_known(other):
             return None
         call = _Call(partial(seen_through, other.spec, made.spec), (other, made))

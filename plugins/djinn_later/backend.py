@@ -1,4 +1,4 @@
-"""A backend whose messages also ask for values that nobody waits for, and bring them."""
+"""A backend whose messages also ask for the values of `djinn.later`, and bring them."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class LaterBackend(BackendWrapper):
         self.plain.synchronize()
 
     def stats(self) -> Mapping[str, int]:
-        """Return the counters, and that of values that nobody waited for."""
+        """Return the counters, and the number of values that came without a wait."""
         return {**self.plain.stats(), "fetched_later": self._outstanding.fetched}
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ _PHASE = "phase"
 
 
 class GraphLinks:
-    """Who makes and who reads each value of one graph, and the annotations of its nodes.
+    """Which node makes each value of a graph, which nodes read it, and the annotations of the nodes.
 
     Attributes:
         graph: The graph, as soon as it exists.

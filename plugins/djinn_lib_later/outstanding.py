@@ -58,7 +58,7 @@ class OutstandingValues:
     Attributes:
         wanted: Those that have not been asked for.
         has_layer: Whether the plugin is on.
-        is_asking: Whether they are fetched while the client continues; if not, somebody has to wait for them.
+        is_asking: Whether they are fetched while the client continues; if not, the program has to wait for them.
         unheard: A failure that occurred while only a log waited.
         carrier: The connection that brings them, if it can.
         tape: The session's tape.
@@ -91,7 +91,7 @@ class OutstandingValues:
 
     @property
     def refused(self) -> tuple[OutstandingValue, ...]:
-        """Those that somebody has to wait for."""
+        """Those that no connection brings: the program has to wait for them."""
         return tuple(self._refused if self.is_asking else self)
 
     def ask(self) -> None:
@@ -131,7 +131,7 @@ class OutstandingValues:
         return value
 
     def refuse(self, value: OutstandingValue) -> None:
-        """Let somebody wait for a value."""
+        """Note that no connection brings a value: the program has to wait for it."""
         self._refused.append(value)
 
     def drop(self, value: OutstandingValue) -> None:

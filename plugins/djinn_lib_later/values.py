@@ -221,7 +221,7 @@ def look(session: Session, *, flushes: bool) -> None:
 
 
 def wait_for(session: Session, values: Sequence[LaterValue]) -> None:
-    """Wait for values on behalf of nobody, and send everything pending for them."""
+    """Send everything pending, and block until values arrive; keep failures for the program's next wait."""
     outstanding = outstanding_of(session)
     if outstanding is not None:
         with session.lock:

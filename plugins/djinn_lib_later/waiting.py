@@ -14,7 +14,7 @@ __all__ = ("fetch_outstanding",)
 
 def fetch_outstanding(backend: Backend, outstanding: OutstandingValues, values: Sequence[OutstandingValue], *,
                       whole: bool) -> None:
-    """Wait for values on behalf of nobody: a failure is kept for the program's next wait.
+    """Block until `djinn.later` values arrive; keep a failure for the program's next wait.
 
     Args:
         backend: The backend to ask.
@@ -25,7 +25,7 @@ def fetch_outstanding(backend: Backend, outstanding: OutstandingValues, values: 
     def fetched(some: Sequence[OutstandingValue]) -> list[Any] | Exception:
         try:
             return backend.fetch([value.slot for value in some], whole=whole)
-        except Exception as error:  # noqa: BLE001  # not swallowed: raised when somebody asks for the value
+        except Exception as error:  # noqa: BLE001  # not swallowed: raised when the program reads the value
             if not isinstance(error, DjinnError):
                 # This may be the report of another operation's failure.
                 outstanding.unheard = outstanding.unheard or error.with_traceback(None)

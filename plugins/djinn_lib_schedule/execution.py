@@ -121,7 +121,7 @@ class ScheduledRun:
         schedule: The schedule.
         inputs: As for `execute`.
         outputs: As for `execute`.
-        runs_all: Whether nodes run, too, whose results nobody needs.
+        runs_all: Whether nodes run, too, whose results are not needed.
 
     Attributes:
         session: The session.

@@ -49,8 +49,8 @@ def held_results(session: Session, graph: Graph) -> Returned | None:
 def last_results(graph: Graph, schedule: ExecutionSchedule) -> list[str]:
     """List the values that outlive a graph: of nodes none of whose results is read, and those that the schedule keeps.
 
-    Of several results, one that nobody reads is none if another one is read; and the copies that autograd saves are
-    not looked at.
+    An unread result of a node does not count if another result of the node is read. The copies that autograd saves do
+    not count either.
     """
     nodes = [node_of(graph, identifier) for identifier in schedule.order]
     read = _read(nodes)
@@ -73,7 +73,7 @@ def _is_held(tensors: list[Any], position: int) -> bool:
 
 
 def _holders(tensors: list[Any], position: int) -> int:
-    """Count who holds a tensor in Python. If PyTorch itself holds it as well, that is one reference."""
+    """Count Python's references to a tensor, but for the one that PyTorch itself may hold."""
     with torch._C.DisableTorchFunctionSubclass():
         is_shared: bool = tensors[position]._use_count() > 1
     return sys.getrefcount(tensors[position]) - is_shared

@@ -21,7 +21,7 @@ class Wishes:
         slots: The values: only operands of the requested value, so that they fail with it or not at all.
         values: They, in the same order, if they came.
         are_refused: Whether nothing may come with the next answer: the program does not wait for the requested values.
-        freed: Numbers of values that were freed since they were last looked at, if anybody looks.
+        freed: Numbers of values that were freed since a layer last looked at them; ``None`` if no layer does.
 
     Concurrency:
         The holder of the session's lock.
@@ -42,7 +42,7 @@ class Wishes:
             self.are_refused = False
 
     def died(self, number: int) -> None:
-        """Note that a value is freed, which nobody must ask for any more."""
+        """Note that a value is freed, which no layer may ask for any more."""
         if self.freed is not None:
             self.freed.append(number)
             if self.slots:

@@ -239,7 +239,7 @@ class MetricsOptions:
 
 @attrs.frozen
 class OperatorOptions:
-    """What the operator sees, and how he reaches the server."""
+    """What the operator sees of the server, and the ways to reach it."""
 
     control: Annotated[str, Option(
         "control", "Unix-domain socket for djinn sessions and djinn kick; only this user can connect. "

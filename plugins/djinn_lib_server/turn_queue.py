@@ -235,7 +235,7 @@ class TurnQueue:
 
     def _queue(self, flow: _Flow) -> None:
         self._count += 1
-        # While a worker of the tenant waits or runs, the tenant is where it is in the order, whoever else comes.
+        # While a worker of the tenant waits or runs, the tenant keeps its place in the order.
         if all(other.tenant != flow.tenant or other.state is _State.IDLE for other in self._flows.values()):
             self._order.request(flow.tenant)
         flow.state, flow.arrival = _State.WAITING, self._count

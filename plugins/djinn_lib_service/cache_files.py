@@ -22,7 +22,7 @@ def cache_folder() -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file of the user's own; who reads it meanwhile finds the content from before.
+    """Write a file of the user's own; a process that reads it meanwhile finds the content from before.
 
     Raises:
         OSError: It cannot be written.

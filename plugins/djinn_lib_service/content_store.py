@@ -38,7 +38,7 @@ MAX_LISTED = 2**20
 CHUNK_BYTES = 2**22
 """Size of the pieces that are digested in parallel."""
 PUBLIC = None
-"""Owner of what everybody may use; no client can claim to be it."""
+"""Owner of uploads that all clients may use; no client can claim to be it."""
 _THREADS = min(4, os.cpu_count() or 1)
 
 
@@ -163,7 +163,7 @@ class ContentStore:
     Attributes:
         hits: Uploads that did not have to be sent.
         misses: Uploads that were sent and are large enough to be kept.
-        released_bytes: Bytes of uploads whose own memory was released since somebody set this to 0.
+        released_bytes: Bytes of uploads whose own memory was released since the caller set this to 0.
 
     Concurrency:
         Any thread.

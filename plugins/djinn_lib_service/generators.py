@@ -98,7 +98,7 @@ class RemoteGenerator(torch.Generator):
         return self
 
     def seed(self) -> int:
-        """Restart from a seed that nobody can foresee, and return it."""
+        """Restart from an unpredictable seed, and return it."""
         chosen = super().seed()
         self._held = self._given = None
         return chosen

@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 
 class RecentlyUsed(OrderedDict[_Key, _Value]):
-    """The values that were used last, for those who compute a value from more than its key; see `functools.lru_cache`.
+    """The values that were used last, computed by the caller from more than their keys; see `functools.lru_cache`.
 
     Args:
         limit: How many values there are at most.

@@ -1,7 +1,7 @@
 """Checks results: strided tensors only, which share no memory with operands unless the operator's schema says so.
 
 A kernel's other results refer to memory in ways that no check of a later call would see: a sparse tensor by indices
-that may still be somebody's tensor, a tensor that shares memory with an operand by a view that nobody declared.
+that may still be a tensor of the caller, a tensor that shares memory with an operand by a view that no schema declares.
 """
 
 from __future__ import annotations

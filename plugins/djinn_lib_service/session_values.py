@@ -38,7 +38,7 @@ class SessionValues:
         allowance: Limits the number of values; ``None`` for no limit.
         spare: Knows values that lie in spare room; ``None`` if there are none.
         about_to_read: Called with each value before a command other than a run uses it.
-        turns: Knows how busy the device is; ``None`` if nobody else uses it.
+        turns: Knows how busy the device is; ``None`` if no other session uses it.
 
     Attributes:
         adopt: Copies a tensor to the device, or takes it over; it may then be written as a value.

@@ -41,7 +41,7 @@ class SharedValue:
         self._form: torch.Tensor | None = None
 
     def value(self, device: torch.device) -> torch.Tensor | None:
-        """Return a new value in memory of another one, which nobody has written; ``None`` if there is none."""
+        """Return a new value in the memory of an equal, unwritten one; ``None`` if there is none."""
         with _lock:
             return self._another(device)
 

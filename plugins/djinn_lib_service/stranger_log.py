@@ -1,4 +1,4 @@
-"""Lines of the log that others can cause: they are summed up, so that nobody can fill it."""
+"""Lines of the log that a peer can cause: they are summed up, so that no peer can fill the log."""
 
 from __future__ import annotations
 

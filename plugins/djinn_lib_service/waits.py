@@ -1,6 +1,6 @@
 """What a client waits for beside the answers of a connection, for a plugin that shows it: a server, or a whole file.
 
-Who waits says for what; without a listener, nothing happens.
+The code that waits reports what it waits for; without a listener, nothing happens.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who waits: the frames of Python's stack outside djinn, found where a program waits anyway."""
+"""Finds the line of the program that waits: the frames of Python's stack outside djinn."""
 
 from __future__ import annotations
 

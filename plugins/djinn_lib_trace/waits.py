@@ -85,7 +85,7 @@ class WaitLedger:
 
     @contextmanager
     def waiting(self, caller: FrameType | None) -> Iterator[None]:
-        """Remember for the length of a wait who waits, so that the stack is walked only once.
+        """Remember the caller for the length of a wait, so that the stack is walked only once.
 
         Args:
             caller: What `djinn_lib_trace.callers.program_frame` has found.

@@ -35,8 +35,8 @@ def status(
     """Say whether a server lets sessions in, and what it does.
 
     With --connect, it is greeted, with DJINN_TOKEN if there is one; with --metrics, its counters are read, and --json
-    prints all of them. The exit status is 0 if sessions can begin, 1 if not or if nobody answers, 2 if the command line
-    makes no sense.
+    prints all of them. The exit status is 0 if sessions can begin, 1 if not or if no server answers, 2 if the command
+    line makes no sense.
     """
     try:
         content = _look(connect, metrics)

@@ -86,7 +86,7 @@ class WatchedBackend(BackendWrapper):
     def _count(
         self, began_s: float, ended_s: float, before: Traffic
     ) -> tuple[Line, LineWaits, Line | None] | None:
-        """Count a wait, if it was one; returns its line, that line's account, and who moves a module there."""
+        """Count a wait, if it was one; return its line, that line's account, and any line that moves a module."""
         ledger = self._ledger
         now = ledger.traffic = self._traffic()
         if now[0] < before[0]:

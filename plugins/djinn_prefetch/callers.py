@@ -1,4 +1,4 @@
-"""Finds out, from those who ask for a tensor, which tensors they will ask for next.
+"""Finds out, from the code that asks for a tensor, which tensors it will ask for next.
 
 A program that copies many tensors to the CPU asks for one after the other. Python's own stack shows the reason: PyTorch
 moves a module (`Module._apply`), a library writes a checkpoint, or a loop runs over a collection. The stack is read

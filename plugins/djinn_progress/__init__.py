@@ -1,6 +1,6 @@
 """Shows what a session waits for, once that takes longer than a second: uploads, downloads, results, servers.
 
-Only where somebody sees it: standard error is a terminal, or the program runs in a notebook. Nothing runs per
+Only where a user sees it: standard error is a terminal, or the program runs in a notebook. Nothing runs per
 operation: a thread looks at the connections ten times a second while they are in use.
 """
 
@@ -35,7 +35,7 @@ def djinn_register_observers(register: Callable[[Observer], None]) -> None:
 
 @hookimpl
 def djinn_wrap_connection(context: BackendContext) -> Callable[[Connection], Connection] | None:
-    """Show what connections wait for, if somebody sees it."""
+    """Show what connections wait for, on a terminal or in a notebook."""
     if not context.settings(ProgressSettings).progress:
         return None
     from djinn_progress.connection import watched

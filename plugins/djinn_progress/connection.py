@@ -16,7 +16,7 @@ __all__ = ("ProgressConnection", "watched")
 
 
 def watched() -> Callable[[Connection], Connection] | None:
-    """Return what wraps a connection; ``None`` if nobody would see its progress."""
+    """Return what wraps a connection; ``None`` without a terminal or a notebook."""
     screen = screen_here()
     if screen is None:
         return None

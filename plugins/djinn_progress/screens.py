@@ -38,7 +38,7 @@ class Screen(Protocol):
 
 
 def screen_here() -> Screen | None:
-    """Return where this process shows progress; ``None`` if nobody would see it."""
+    """Return where this process shows progress; ``None`` without a terminal or a notebook."""
     if _is_notebook():
         return Notebook()
     if sys.stderr is not None and sys.stderr.isatty():

@@ -39,7 +39,7 @@ class NoWorkerError(RefusedError):
 
 
 class Authentication:
-    """Guards an authenticator: one that raises, or answers nonsense, lets nobody in and ends no session.
+    """Guards an authenticator: one that raises, or answers nonsense, admits no client and ends no session.
 
     Args:
         authenticator: The authenticator.
@@ -68,7 +68,7 @@ class Authentication:
         return self._authenticator.is_quick is True
 
     def authenticate(self, token: str, *, resumes: bool = False) -> AuthenticatedClient:
-        """Return who presents a token; see `djinn_lib_server.kinds.authenticator.Authenticator.authenticate`.
+        """Return the client of a token; see `djinn_lib_server.kinds.authenticator.Authenticator.authenticate`.
 
         Raises:
             RefusedError, TokenEndedError: The client is not admitted.

@@ -379,7 +379,7 @@ class FromStore(msgspec.Struct, frozen=True, tag="from_store"):
         number: Identifies the request in its answer.
         digest: The file's digest; empty for the list.
         piece: A piece of that file, if it is sent to be kept.
-        writer: Who sends it.
+        writer: Names the client that sends it.
         begin: Where the piece begins.
         size_bytes: Size of the file.
     """

@@ -1,4 +1,4 @@
-"""How long an asynchronous device computes for whom.
+"""How long an asynchronous device computes for each owner.
 
 A program on such a device returns when it is submitted. Two marks enclose its work, one before and one behind it. The
 time between them is known when the device has reached the second one.

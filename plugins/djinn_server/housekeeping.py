@@ -85,18 +85,18 @@ class Housekeeping:
         return self.has_room(tenant)
 
     async def _retire(self, post: WorkerPost) -> bool:
-        """End a worker if it says that it has no sessions and no values, and nobody was sent to it meanwhile."""
+        """End a worker if it says that it has no sessions and no values, and no client was sent to it meanwhile."""
         handed_s, worker = post.handed_s, post.worker
         if worker is None or await worker.look(LOOK_TIMEOUT_S) != () or post.handed_s != handed_s or post.is_ending:
             return False
-        # From here on, whoever comes gets another worker.
+        # From here on, a new client gets another worker.
         post.is_ending = True
         _log.info("%sworker %d is idle: ended", of_tenant(post.tenant), worker.pid)
         self._tasks.spawn(self._end, post, IDLE_LOOK_S)
         return True
 
     async def run(self) -> None:
-        """End workers that nobody has used for a while, and divide what tenants have, until cancelled."""
+        """End workers that no client has used for a while, and divide what tenants have, until cancelled."""
         while True:
             await anyio.sleep(REPORT_S)
             await self._shares.divide_changed()

@@ -51,7 +51,7 @@ def place_of(boundary: Boundary, greeting: Hello) -> str:
 
 
 def is_of_one_session(place: str) -> bool:
-    """Whether nobody comes back to a place."""
+    """Whether a place is for one session only: no later one finds it again."""
     return place.startswith(_SESSION)
 
 

@@ -29,7 +29,7 @@ class Pacing:
         self._at_s = clock()
 
     def add(self, spent_s: float) -> None:
-        """Count time that was spent; the time of the processor, so that a busy machine is nobody's fault."""
+        """Count processor time that was spent; a busy machine adds nothing to it."""
         now_s = self._clock()
         self._spent_s = max(0.0, self._spent_s - (now_s - self._at_s) * SHARE) + min(spent_s, BURST_S)
         self._at_s = now_s

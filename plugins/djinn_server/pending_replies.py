@@ -76,7 +76,7 @@ class PendingReplies(Generic[RequestT, ReplyT]):
         return answers.get_nowait() if found is None and not answers.empty() else found
 
     def answered(self, reply: ReplyT, descriptor: int | None) -> bool:
-        """Handle a reply, and return whether somebody waits for it; otherwise, its descriptor is closed."""
+        """Handle a reply, and return whether a caller waits for it; otherwise, close its descriptor."""
         with self._lock:
             answers = self._waiting.get(reply.number)
             if answers is not None:

@@ -1,4 +1,4 @@
-"""WorkerPosts: the successive workers of one place, and who has which place."""
+"""WorkerPosts: the successive workers of one place, and the place of each tenant."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class WorkerPost:
             self.idle_since_s = time.monotonic()
 
     def idle_s(self) -> float:
-        """Return how long nobody has used its worker; 0 if somebody does."""
+        """Return how long no client has used its worker; 0 while one does."""
         if not self.is_ready or self.is_ending or self.idle_since_s is None:
             return 0.0
         return time.monotonic() - max(self.idle_since_s, self.handed_s)

@@ -65,7 +65,7 @@ class Shares:
         self._changed[tenant.name, tenant.key] = tenant
 
     async def divide_changed(self) -> None:
-        """Divide anew what tenants have of whose workers something has changed."""
+        """Divide anew the memory of tenants whose workers use another amount."""
         changed, self._changed = self._changed, {}
         for tenant in changed.values():
             await self.divide(tenant)

@@ -58,7 +58,7 @@ class Alone:
     """The only worker of a tenant; see `OthersUse`."""
 
     def put(self, amount: Amount, value: int) -> None:
-        """Do nothing: nobody reads it."""
+        """Do nothing: no other worker reads the amount."""
 
     def others(self, amount: Amount) -> int:
         """Return 0."""

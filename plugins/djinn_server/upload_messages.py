@@ -43,7 +43,7 @@ class MakeUpload(msgspec.Struct, frozen=True, tag="make_upload"):
 
 
 class SealUpload(msgspec.Struct, frozen=True, tag="seal_upload"):
-    """From a worker: it has written an upload, which nobody can write to any more.
+    """From a worker: it has written an upload, and sealed it against further writes.
 
     Attributes:
         number: Identifies the request in its answer.

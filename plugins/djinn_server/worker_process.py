@@ -105,7 +105,7 @@ class Worker:
         board: As above.
         cause: Why the gateway killed it, if it did.
         pair: Its own certificate and key, as PEM; empty if it uses the server's.
-        turns: As above; owned by whoever takes it.
+        turns: As above; the caller that takes it owns it.
 
     Concurrency:
         Tasks of one event loop; any thread calls `is_stopped` and `kill`.
@@ -127,7 +127,7 @@ class Worker:
         self._looks = 0
         self._seen: Seen | None = None
         self._has_seen: anyio.Event | None = None
-        """Set by the answer to a `look`; ``None`` if nobody looks."""
+        """Set by the answer to a `look`; ``None`` if there is no `look`."""
         self._handed = 0
         self._not_taken: set[int] = set()
         """Numbers of connections that were handed over and not taken yet."""

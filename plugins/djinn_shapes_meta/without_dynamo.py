@@ -1,8 +1,8 @@
 """Meta kernels without an import of ``torch._dynamo``, which takes more than a second.
 
 Some of PyTorch's meta kernels in Python are functions that Dynamo must not trace. PyTorch imports Dynamo when one of
-them is called for the first time, in order to mark it, and keeps the marked function on the plain one. While nobody has
-imported Dynamo, nothing is traced; so the plain function is called, and it is marked once Dynamo is there.
+them is called for the first time, in order to mark it, and keeps the marked function on the plain one. Until a
+program imports Dynamo, nothing is traced; so the plain function is called, and it is marked once Dynamo is there.
 """
 
 from __future__ import annotations

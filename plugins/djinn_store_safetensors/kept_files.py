@@ -50,7 +50,7 @@ class _Arriving:
         path: Where it lies until it has its name.
         descriptor: Its descriptor, whose lock other servers of the folder respect.
         size_bytes: How large it will be.
-        writer: Who sends it.
+        writer: Names the client that sends it.
         position: How much of it is there.
         content: Digests these bytes.
         at: When the last piece came.

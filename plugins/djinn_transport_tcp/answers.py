@@ -23,7 +23,7 @@ def checked(batch: Batch, answer: tuple[Result, list[torch.Tensor]]) -> tuple[Re
     """
     result, tensors = answer
     if batch.fetch or batch.describe:
-        # Where nothing was asked, nobody looks at values.
+        # Without a question, the client looks at no values.
         check_form(batch, result, len(tensors))
     if not (result.failures or result.warnings):
         return answer
@@ -45,7 +45,7 @@ def check_form(batch: Batch, result: Result, tensors: int) -> None:
         kind = type(item)
         headers += kind is TensorHeader
         if kind is Plain:
-            # Of what a server says of itself, who asks for it checks the form.
+            # The caller checks the form of a server's report about itself.
             if position >= fetched or batch.fetch[position] < FIRST_REPORT:
                 if position < fetched and isinstance(item.value, list):  # type: ignore[union-attr]  # as below
                     raise ProtocolError("It sent a list where a number was expected.")

@@ -82,7 +82,7 @@ def reach(
 
 
 class _NoWorkerError(TransportError):
-    """Nobody answers at the address that a server leads to."""
+    """No worker answers at the address that a server leads to."""
 
     code = TransportError.code
 

@@ -23,6 +23,10 @@ _IDIOM = re.compile(
     r"|\bwithout further ado\b|\bso (many|much) as\b|\bLearn (that|of|what|how)\b|\bbring(s|ing)? home\b"
     r"|\bc(o|a)mes? home\b|\bat home\b", re.IGNORECASE)
 
+_NAMELESS = re.compile(r"\b(some|any|every|no)body\b|\bsomeone\b|\bwho(so)?ever\b|\bthose who\b|\bwho asks\b",
+                       re.IGNORECASE)
+"""Actors without names: a reader has to guess which part of the system is meant."""
+
 
 def texts(folder: Path) -> Iterator[str]:
     """Every docstring, and every page without its code."""
@@ -53,3 +57,16 @@ def test_idiom_is_rare(folder: str) -> None:
         words += len(re.findall(r"\w+", text))
         found += [text[max(0, match.start() - 40):match.end() + 40] for match in _IDIOM.finditer(text)]
     assert 1000 * len(found) / words <= MAX_PER_THOUSAND, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", ["djinn", "plugins"])
+def test_docstrings_name_who_acts(folder: str) -> None:
+    found = []
+    for path in files_in(ROOT / folder, ".py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            # A string that is a statement is a docstring, if only that of an attribute.
+            text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
+            if isinstance(text, str):
+                found += [f"{path.relative_to(ROOT)}:{node.lineno}: {match.group()}"
+                          for match in _NAMELESS.finditer(text)]
+    assert not found, "\n".join(found)

@@ -91,7 +91,7 @@ class ServerLoad:
 
 
 class AdmissionPolicy:
-    """Decides who may start, and gives each device an order of turns. This base class admits everybody.
+    """Decides who may start, and gives each device an order of turns. This base class admits every session.
 
     It runs in the gateway. Limits of a tenant apply in addition, in its worker.
 

@@ -75,7 +75,7 @@ class SupportsKeeping(Protocol):
         Args:
             tenant: Whose file it is.
             digest: SHA-256 of the whole file, in hexadecimal. A file with another content is dropped.
-            writer: Who sends it: of several, one sends the file, and the others wait.
+            writer: Names the client that sends it. Of several clients, one sends the file, and the others wait.
             begin: Where the piece begins; it is ignored unless that is where the next one should begin.
             size_bytes: Size of the whole file.
             data: The piece; it may be empty, to ask where to begin.
