@@ -288,7 +288,8 @@ def test_the_table_of_kinds_lists_every_object_of_djinn() -> None:
                       for kind in KINDS}
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "changes" / "README.md", *PAGES],
+                         ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = []
     for found in _LINK.finditer(re.sub(r"(?ms)^```.*?^```$", "", page.read_text())):
