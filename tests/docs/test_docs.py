@@ -42,6 +42,8 @@ CHOSEN = "not test_session_ or (test_operations_equal and (indexing or joining))
 TIMEOUT_S = 280.0
 IN_ITS_OWN = ("README.md", "tutorial.md")
 """Pages that run in an interpreter of their own, as they do for who reads them."""
+MAX_WORDS = 100
+"""Of a paragraph: a longer one is read twice."""
 END = "<end of block>"
 RUNNER = f"""
 import json, sys
@@ -379,3 +381,18 @@ def test_optional_abilities_are_in_the_page_of_their_kind(path: Path) -> None:
         for member in ability.body:
             name = member.target.id if isinstance(member, ast.AnnAssign) else getattr(member, "name", "")
             assert re.search(rf"`{name}\b", row), f"{path.stem}.md does not describe {ability.name}.{name}"
+
+
+def paragraphs_of(text: str) -> list[str]:
+    """Every paragraph and every item of a list, without code, tables and headings."""
+    prose = re.sub(r"(?ms)^```.*?^```$|<!--.*?-->|^[|#].*?$", "\n", text)
+    return [part for part in re.split(r"\n\s*\n|\n(?=- |\d+\. )", prose) if part.strip()]
+
+
+@pytest.mark.parametrize("name", ["architecture", "models", "server"])
+def test_a_long_page_begins_with_a_summary_and_has_short_paragraphs(name: str) -> None:
+    text = (DOCS / f"{name}.md").read_text()
+    summary = re.split(r"(?m)^(?:```|## )", text)[0]
+    assert 3 <= len(re.findall(r"[.:](?=\s)", summary)) <= 15
+    assert len(summary.split()) <= 180
+    assert [part for part in paragraphs_of(text) if len(part.split()) > MAX_WORDS] == []
