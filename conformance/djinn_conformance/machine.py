@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def view_again(self, data: Any) -> None:
-        """Create a view; views are the focus of this machine."""
+        """Create a view: a second rule makes views frequent."""
         self._draw(data, "view")
 
     @rule(data=st.data())
@@ -272,7 +272,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def write_again(self, data: Any) -> None:
-        """Write to a tensor; writes are the focus of this machine."""
+        """Write to a tensor: a second rule makes writes frequent."""
         self._draw(data, "write")
 
     @rule(data=st.data())

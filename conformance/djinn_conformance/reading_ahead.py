@@ -88,7 +88,7 @@ class ReadingMachine(Machine):
     @precondition(lambda self: len(self._remote_names()) > 1)
     @rule(data=st.data())
     def ask_in_rounds_again(self, data: Any) -> None:
-        """Do it again; foreseen values are the other focus."""
+        """Ask for values in rounds: a second rule makes values that were computed in advance frequent."""
         self._ask(data)
 
     def _ask(self, data: Any) -> None:

@@ -93,7 +93,7 @@ class SingleBackend:
 
     @property
     def executors(self) -> Sequence[SingleBackend]:
-        """This backend, which stands for its only executor."""
+        """This backend, which is its only executor."""
         return (self,)
 
     @property

@@ -59,7 +59,7 @@ def test_idiom_is_rare(folder: str) -> None:
     assert 1000 * len(found) / words <= MAX_PER_THOUSAND, "\n".join(found)
 
 
-@pytest.mark.parametrize("folder", ["djinn", "plugins"])
+@pytest.mark.parametrize("folder", ["djinn", "plugins", "conformance"])
 def test_docstrings_name_who_acts(folder: str) -> None:
     found = []
     for path in files_in(ROOT / folder, ".py"):

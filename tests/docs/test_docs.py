@@ -304,6 +304,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_sections_that_specifications_name_exist() -> None:
+    lost = []
+    for path in (ROOT / "specs").rglob("*.toml"):
+        for page, title in re.findall(r"docs/([\w/]+\.md), (?:section )?([A-Z][\w -]*)", path.read_text()):
+            titles = re.findall(r"(?m)^#+ (.+)$|^\*\*(.+?)\.\*\*", (DOCS / page).read_text())
+            lost += [] if any(title in each for each in titles) else [f"{path.name}: {page}, {title}"]
+    assert not lost
+
+
 def anchors_of(page: Path) -> set[str]:
     headings = re.findall(r"(?m)^#+ (.*)$", page.read_text())
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
