@@ -65,8 +65,8 @@ def test_docstrings_name_who_acts(folder: str) -> None:
     for path in files_in(ROOT / folder, ".py"):
         for node in ast.walk(ast.parse(path.read_text())):
             # A string that is a statement is a docstring, if only that of an attribute.
-            text = node.value.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else None
-            if isinstance(text, str):
+            if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+                    and isinstance(text := node.value.value, str)):
                 found += [f"{path.relative_to(ROOT)}:{node.lineno}: {match.group()}"
                           for match in _NAMELESS.finditer(text)]
     assert not found, "\n".join(found)
