@@ -16,6 +16,7 @@ from djinn_guard_core.dtypes import dtype_rule
 from djinn_guard_core.faults import FAULTS, INTO_OUT
 from djinn_guard_core.kernels import RULES, Rule
 from djinn_guard_core.layouts import Arrangement, arrangement_of, base_of
+from djinn_guard_core.loops import LOOPS
 from djinn_guard_core.preconditions import KernelError, too_large
 from djinn_guard_core.sizes import RESULT_BYTES, size_rule
 
@@ -83,8 +84,8 @@ def check_of(operator: torch._ops.OpOverload, limit_bytes: int) -> CallChecker |
     # Only overloads with `rounding_mode` divide integers as such, and only a given `out` can have a bad layout.
     has_none = (base.startswith("div") and "rounding_mode" not in given) or (base in INTO_OUT and "out" not in given)
     fault = None if has_none else FAULTS.get(base)
-    rules = tuple(rule for rule in (RULES.get(base), fault, size_rule(operator, base), dtype_rule(base))
-                  if rule is not None and is_own)
+    found = (RULES.get(base), fault, LOOPS.get(base), size_rule(operator, base), dtype_rule(base))
+    rules = tuple(rule for rule in found if rule is not None and is_own)
     arrange = arrangement_of(operator, limit_bytes)
     size_of = RESULT_BYTES.get(base) if is_own else needed_bytes if operator.namespace == SPARSE else None
     if arrange is None and not rules and size_of is None:

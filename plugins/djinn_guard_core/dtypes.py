@@ -14,7 +14,7 @@ import torch
 
 from djinn.ir.spec import tensors_in
 from djinn_guard_core.fused_kernels import Rule
-from djinn_guard_core.kernels import POLYNOMIALS, RULES
+from djinn_guard_core.kernels import RULES
 from djinn_guard_core.preconditions import Named, expect
 
 __all__ = ("FUSED_NAMES", "dtype_rule")
@@ -51,7 +51,7 @@ _STATISTICS = _Exceptions(single=frozenset("""
 """What norms and attention keep in single precision; other fused operators have no such arguments in two dtypes."""
 _LOOKED_UP = frozenset("""
     indices offsets offset2bag bag_size maximum_indices target targets input_lengths target_lengths lengths LU_pivots
-    pivots batch_sizes repeats mask workspace reserve random
+    pivots batch_sizes repeats mask workspace reserve reservedSpace random
 """.split())
 """Indices, lengths, masks and opaque bytes, if they are no real numbers: rules and kernels ask for their dtypes."""
 _OPTIMIZER = _Exceptions(
@@ -68,7 +68,7 @@ _EXCEPTIONS: Mapping[str, _Exceptions] = {
 _FREE = frozenset("""
     _scaled_mm_v2 _fused_moving_avg_obs_fq_helper fused_moving_avg_obs_fake_quant
     _fake_quantize_per_tensor_affine_cachemask_tensor_qparams _chunk_cat _fft_r2c _fft_c2r
-""".split()).union(POLYNOMIALS)
+""".split())
 """Products of scaled matrices and observers, whose kernels ask for the dtype of each pointer; joins and loops over a
 TensorIterator, which converts; and transforms between real and complex numbers, which have a rule of their own."""
 FUSED_NAMES = (_FUSED | RULES.keys()) - _FREE

@@ -137,7 +137,7 @@ def _unpacked(named: Named) -> None:
            f"batch_sizes {batches[:8]} for {data.shape[0]} rows")
 
 
-def _adaptive_pool(named: Named) -> None:
+def _sized_pool(named: Named) -> None:
     """Check the size of the result: the kernel gives it to an `out` first. PyTorch keeps pointers in sizes, too."""
     size = [named["output_size"]] if isinstance(named["output_size"], int) else named["output_size"]
     least = min(size, default=0)
@@ -195,7 +195,7 @@ FAULTS: Mapping[str, Rule] = {
     "linalg_ldl_solve": _solution,
     "adaptive_avg_pool3d_backward": _averaged,
     **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_avg_pool3d",
-                     "_adaptive_avg_pool3d"), _adaptive_pool),
+                     "_adaptive_avg_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"), _sized_pool),
     **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
     "_logcumsumexp": _sums_into,
     "_pdist_forward": _distances,

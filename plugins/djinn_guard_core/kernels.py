@@ -31,13 +31,8 @@ from djinn_guard_core.preconditions import (
 )
 from djinn_guard_core.quantization import QUANTIZATION
 
-__all__ = ("POLYNOMIALS", "RULES", "Rule")
+__all__ = ("RULES", "Rule")
 
-MAX_DEGREE = 2**20
-"""Maximum number of terms of a polynomial, which kernels sum one by one."""
-POLYNOMIALS = tuple(f"special_{name}" for name in (
-    *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
-    "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"))
 
 def _batch_norm(*, trains: bool | None = None) -> Rule:
     """Rule for a forward pass; some overloads are for training only, others for inference only."""
@@ -358,13 +353,6 @@ def _chunks(named: Named) -> None:
     expect(all(-tensor.dim() <= dim < tensor.dim() for tensor in named["tensors"]), f"dim {dim} of tensors without it")
 
 
-def _degree(named: Named) -> None:
-    degree = named["n"]
-    if isinstance(degree, torch.Tensor):
-        degree = degree.double().max().item() if degree.numel() and has_elements(degree) else 0
-    expect(degree <= MAX_DEGREE, f"a polynomial of degree {degree}; {MAX_DEGREE} is the limit")
-
-
 def _power(named: Named) -> None:
     expect(abs(named["n"]) < 2**31, f"a matrix to the power of {named['n']}")
 
@@ -446,6 +434,5 @@ RULES: Mapping[str, Rule] = {
     "embedding_bag": embedding_bag_whole,
     **{f"_upsample_{kind}2d_aa": _resampled for kind in ("bilinear", "bicubic", "lanczos")},
     **dict.fromkeys(("linalg_matrix_power", "matrix_power"), _power),
-    **dict.fromkeys(POLYNOMIALS, _degree),
 }
 """Rules by operator name, without overload."""

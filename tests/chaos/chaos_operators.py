@@ -1,6 +1,7 @@
 """What `nox -s chaos -- operators` does to kernels: calls of every overload that the guard allows, changed in meaning.
 
 ``DJINN_CHAOS_STATE`` names a folder that keeps what is done; a run that was interrupted goes on there.
+``DJINN_CHAOS_TIMES`` says how many times as many calls are made as in an ordinary night: 10 take about an hour.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 from djinn_guard_core.allowlist import release
 from djinn_guard_core.layouts import is_proven
@@ -28,26 +30,29 @@ JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_lib_torch")
 """What decides whether a call is made, and how."""
 SEED = datetime.datetime.now(datetime.UTC).date().toordinal()
 """Other calls every night."""
-ROUNDS = (
+TIMES = int(os.environ.get("DJINN_CHAOS_TIMES", "1"))
+NIGHT = (
     Settings(target=40, attempts=800, seconds=60, families=100, seed=SEED),
     # The same kernels without vector instructions.
     Settings(target=24, attempts=500, seconds=40, families=100, seed=-SEED, capability="default"),
     Settings(target=40, attempts=800, seconds=60, families=100, seed=2 * SEED),
 )
+ROUNDS = tuple(attrs.evolve(each, target=TIMES * each.target, attempts=TIMES * each.attempts,
+                            seconds=TIMES * each.seconds) for each in NIGHT)
 LAST = Settings(target=240, attempts=4000, seconds=240, families=100, seed=3 * SEED)
 """For overloads that had too few calls, or none with some kind of strides."""
 TABLE = RESULTS.parent / f"operators-torch-{release()}-cpu.csv"
 STRIDES = {"expanded": ("expanded", "expanded-dim"), "overlapping": ("overlapping",), "transposed": ("transposed",)}
 """What an overload has to be called with whose operands are passed as they lie: names of changes, by kind."""
 CHANGES = ("unchanged", "expanded", "expanded-dim", "overlapping", "transposed", "gapped", "empty", "resized", "rank",
-           "dtype", "wild", "together", "words", "bits", "shared", "other", "none", "number", "flag", "scaled",
-           "lifted", "sequence")
+           "dtype", "wild", "together", "words", "bits", "shared", "other", "none", "number", "numbers", "flag",
+           "scaled", "lifted", "sequence")
 
 SAID = {
     "strides": ("expanded", "expanded-dim", "overlapping", "transposed", "gapped"),
     "sizes": ("empty", "resized", "rank", "scaled", "lifted"), "dtypes": ("dtype", "other", "bits"),
     "elements": ("wild",), "integers together with elements": ("together",), "fields of states": ("words",),
-    "flags": ("flag",), "other plain arguments": ("number", "none"), "shared memory": ("shared",)}
+    "flags": ("flag",), "other plain arguments": ("number", "numbers", "none"), "shared memory": ("shared",)}
 """Kinds of changes, for people."""
 
 

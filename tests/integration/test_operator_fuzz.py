@@ -30,7 +30,7 @@ SAMPLED = 16
 """Others; the same ones as long as they are allowed, whatever else is."""
 SETTINGS = Settings(target=14, attempts=50, seconds=60, dtypes=1, samples=2, proposals=20, seed=3)
 STOOD_IN = [hole.overload for hole in HOLES.values()]
-BEHIND = {"overloads": STOOD_IN, "target": 300, "attempts": 900, "crashes": 2}
+BEHIND = {"overloads": STOOD_IN, "target": 1200, "attempts": 3600, "crashes": 4}
 """What is done behind a guard that has forgotten its rules."""
 
 

@@ -71,8 +71,10 @@ REFUSED: dict[str, Callable[[Make], Any]] = {
     "more noise than elements": lambda make: aten.rrelu_with_noise(make(noise(3)), make(noise(4)), 0.1, 0.3, True),
     "more coefficients than terms": lambda make: aten._softmax_backward_data(
         make(noise(3)), make(noise(4)), 0, torch.float32),
+    "a series that begins far below 0": lambda make: torch.special.zeta(make(noise(2)).double(), -(2.0**20) - 0.5),
+    "many rows without elements": lambda make: aten.adaptive_max_pool2d(make(noise(1, 3, 3)), [2**20 + 1, 0])[0],
 }
-"""Operands that do not fit, none of them too short."""
+"""Operands that do not fit, none of them too short; and loops that are too long, none of them by much."""
 
 
 @pytest.mark.parametrize("name", list(REFUSED))

@@ -128,6 +128,30 @@ def numbers_for(name: str, size: list[int], stride: list[int], number: int, othe
             "zeros": [size], "new_full": [size, 1], "unfold": [0, number, other]}[name]
 
 
+def test_the_reserve_of_a_batch_norm_is_taken_back(connection: SocketConnection) -> None:
+    """As PyTorch's own formula calls it: what the forward pass gives is passed on, opaque bytes included."""
+    tensors = [torch.arange(12.0).view(2, 3, 2).sin(), *(torch.ones(3) for _ in range(4)),
+               torch.arange(12.0).view(2, 3, 2).cos()]
+    forward, backward = "aten::_batch_norm_impl_index", "aten::_batch_norm_impl_index_backward"
+    true, false = ConstantArgument(True), ConstantArgument(False)
+    templates = tuple(Template(name, facts_of(operator_named(name)).digest, arguments, ()) for name, arguments in (
+        (forward, (*[TENSOR] * 5, true, NUMBER, NUMBER, false)),
+        (backward, (NUMBER, *[TENSOR] * 7, true, NUMBER, ListArgument((true, true, true)), TENSOR))))
+    body = Program(templates, (Step(0, (-1, -2, -3, -4, -5), 5), Step(1, (-1, -6, -2, -4, -5, 1, 2, 3), 3)), 6,
+                   (3, 5, 6, 7))
+    handles = (100, 101, 102, 103)
+    result, found = connection.request(
+        Batch([*(Upload(10 + index, header_of(tensor)) for index, tensor in enumerate(tensors)), Define(1, body),
+               Run(1, tuple(range(10, 16)), [0.1, 1e-5, 0, 1e-5], handles)], fetch=handles, synchronize=True), tensors)
+    assert not result.failures
+    reserve, *gradients = found
+    assert reserve.dtype is torch.uint8
+    tensor, weight, bias = (each.clone().requires_grad_() for each in tensors[:3])
+    made = torch.nn.functional.batch_norm(tensor, None, None, weight, bias, training=True)
+    wanted = torch.autograd.grad(made, (tensor, weight, bias), tensors[5])
+    assert all(map(torch.equal, gradients, wanted))
+
+
 @pytest.mark.parametrize("name", list(STRIDED))
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(size=SIZES, stride=SIZES, number=EXTREMES, other=EXTREMES)

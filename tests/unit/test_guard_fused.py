@@ -11,7 +11,7 @@ from djinn_executor_cpu.executor import CpuExecutor
 from djinn_guard_core.allowlist import ALLOWED, lists, release
 from djinn_guard_core.calls import check_of
 from djinn_guard_core.dtypes import FUSED_NAMES, dtype_rule
-from djinn_guard_core.kernels import POLYNOMIALS, RULES
+from djinn_guard_core.kernels import RULES
 from djinn_guard_core.layouts import base_of
 from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
 from support.operators.asking import ask, empty
@@ -21,7 +21,7 @@ OTHERS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.com
 ONE_NUMBER = {("lr", dtype) for dtype in OTHERS}
 LOOKED_UP = frozenset("""
     indices offsets offset2bag bag_size maximum_indices target targets input_lengths target_lengths lengths LU_pivots
-    pivots batch_sizes repeats mask workspace reserve random
+    pivots batch_sizes repeats mask workspace reserve reservedSpace random
 """.split())
 """Indices, lengths, masks and opaque bytes may be no real numbers."""
 SINGLE_BESIDE_HALF = set("""
@@ -105,12 +105,24 @@ def test_beside_half_precision_only_statistics_are_single() -> None:
                    MASKS if base_of(operator) in WHOLE_ATTENTION else set()))
 
 
+def test_opaque_bytes_are_no_numbers() -> None:
+    """Whatever release calls them a reserve or a workspace: eager passes bytes beside real numbers."""
+    found = {name for operator in fused() for name in tensors_of(operator)
+             if any(word in name.lower() for word in ("reserve", "workspace"))}
+    assert found == {"workspace", "reserve", "reservedSpace"}
+    for operator in fused():
+        rule, names = dtype_rule(base_of(operator)), tensors_of(operator)
+        assert rule is not None
+        for name in found & names.keys():
+            rule({"input": empty(2), name: empty(2, dtype=torch.uint8)})
+
+
 def test_whoever_has_a_rule_for_sizes_has_one_for_dtypes() -> None:
     """But for products of scaled matrices and observers, whose kernels ask for the dtype of each pointer.
 
     Joins convert, and transforms of real numbers write complex ones, which their own rule asks for.
     """
-    assert {name for name in RULES if dtype_rule(name) is None} - set(POLYNOMIALS) == {
+    assert {name for name in RULES if dtype_rule(name) is None} == {
         "_scaled_mm_v2", "_fused_moving_avg_obs_fq_helper", "fused_moving_avg_obs_fake_quant",
         "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "_chunk_cat", "_fft_r2c", "_fft_c2r"}
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-REAL_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, 1e308, math.inf, -math.inf, math.nan)
+REAL_NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 1e-30, 1e30, 3.4e38, 1e308, math.inf, -math.inf, math.nan,
+                2.0**40 + 0.5, -(2.0**40) - 0.5)
 FAR = (-1, 0, 1, 17, 1000, 2**20, 2**31, 2**40, 2**62)
 
 

@@ -30,14 +30,15 @@ FEW = 0.3
 EXTENTS = (0, 1, 2, 3, 5, 16, 17, 33, 65, 129, 257)
 MOST_ELEMENTS = 2**16
 WHOLE_NUMBERS = (0, 1, -1, 2, 3, 7, 17, 255, 2**31 - 1, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63))
+LARGE = (2**20, 2**30, 2**31 - 1, 2**31, 2**40, 2**61, 2**62, 2**63 - 1)
 WORDS = ("mean", "sum", "none", "linear", "max", "trunc", "floor", "reflect", "valid", "same")
 WAYS_TO_LIE = tuple(STRIDES)
 TENSORS = (*STRIDES, "empty", "resized", "resized", "rank", "dtype", "wild", "wild", "bits", "shared", "other", "none")
 PLAIN = ("number", "flag")
-KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "together", "words", "unchanged", "scaled", "lifted",
-                             "sequence")))
+KINDS = tuple(dict.fromkeys(("none", *TENSORS, *PLAIN, "together", "numbers", "words", "unchanged", "scaled",
+                             "lifted", "sequence")))
 CYCLE = ("any", "strides", "wild", "strides", "together", "dtype", "flag", "strides", "together", "any", "words",
-         "flag", "strides", "sequence", "any", "sequence")
+         "flag", "strides", "sequence", "any", "sequence", "numbers")
 """What calls are changed in, one after the other."""
 FLAGS = ("bool", "ScalarType", "str", "MemoryFormat")
 """Types of arguments that choose a way through a kernel."""
@@ -174,7 +175,7 @@ def _mutation(path: Path, kind: str, choose: random.Random) -> Mutation:
     return Mutation(path, kind, choose.randrange(2**31))
 
 
-SPECIAL = ("wild", "together", "dtype", "flag", "words")
+SPECIAL = ("wild", "together", "dtype", "flag", "words", "numbers")
 
 
 def _special(
@@ -192,6 +193,8 @@ def _special(
         if found and integers and choose.random() < 0.5:
             found.append(_mutation(choose.choice(integers), choose.choice(("wild", "together")), choose))
         return found
+    if turn == "numbers":
+        return [_mutation(choose.choice(paths), "numbers", choose)] if _integers(name) else []
     chosen = {"dtype": tensors, "words": [path for path in tensors if at(values, path).dtype in OPAQUE and (
         at(values, path).dim() == 1)]}.get(turn, integers)
     if chosen:
@@ -208,6 +211,12 @@ def _read_operand(name: str, corpus: Corpus, choose: random.Random) -> tuple[int
     if found and (not flat or choose.random() < 0.8):
         return (*choose.choice(found), False)
     return (*choose.choice(flat), choose.random() < 0.8) if flat else None
+
+
+def is_flat(name: str, corpus: Corpus) -> bool:
+    """Whether known calls of an overload read tensors, and none of two dimensions, which could lie in many ways."""
+    found, flat = _read_operands(name, corpus)
+    return bool(flat) and not found
 
 
 _Operands: TypeAlias = list[tuple[int, Path]]
@@ -266,6 +275,8 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
                 tensor = at(made, path)
                 if isinstance(tensor, torch.Tensor):
                     change_together(made, tensor, _integers(plan.name), choose, extents)
+            elif mutation.kind == "numbers":
+                _change_numbers(made, plan.name, choose)
             elif mutation.kind in PLAIN:
                 made[path[0]] = _plain(made.get(path[0], described[path[0]].default), described[path[0]].kind, choose)
             elif mutation.kind == "none" and path[1] < 0 and described[path[0]].kind.startswith("Optional"):
@@ -279,6 +290,20 @@ def carried_out(plan: Plan, corpus: Corpus) -> dict[str, Any]:
 def _integers(name: str) -> Mapping[str, str]:
     """Name the arguments of an overload that are integers."""
     return {slot.name: slot.kind for slot in slots(name) if "int" in slot.kind.lower()}
+
+
+def _change_numbers(made: dict[str, Any], name: str, choose: random.Random) -> None:
+    """Change the integers of a call together, to one large number and to what is about half or twice as much."""
+    large = choose.choice(LARGE)
+
+    def change(item: Any) -> Any:
+        return choose.choice((item, item, 0, large, large - 1, large // 2, min(2 * large, 2**63 - 1), -large)) if (
+            type(item) is int) else item
+
+    for slot in slots(name):
+        item = made.get(slot.name, slot.default)
+        if slot.name in _integers(name) and item is not None:
+            made[slot.name] = list(map(change, item)) if isinstance(item, (list, tuple)) else change(item)
 
 
 def _share(made: dict[str, Any], path: Path, choose: random.Random) -> None:
@@ -429,4 +454,4 @@ def extents_of(values: Mapping[str, Any]) -> list[int]:
                    if extent})
 
 
-__all__ = ("KINDS", "Example", "Mutation", "Plan", "carried_out", "changed", "planned")
+__all__ = ("KINDS", "Example", "Mutation", "Plan", "carried_out", "changed", "is_flat", "planned")

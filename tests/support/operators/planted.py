@@ -56,7 +56,7 @@ def _nll_loss_backward(
     grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int,
     ignore_index: int, total_weight: torch.Tensor,
 ) -> torch.Tensor:
-    target = target[target != -100]
+    target = target[target != ignore_index]
     return _look_up(torch.zeros_like(self), target, self.shape[-1 if self.dim() == 1 else 1])
 
 
@@ -187,7 +187,8 @@ class Planted:
 HOLES: Mapping[str, Planted] = {
     "an exempted index": Planted(
         "aten::embedding_dense_backward", _embedding_dense_backward,
-        _forget("embedding_dense_backward", lambda _: _exempting), frozenset(("together", "sequence")), "read 1 bytes"),
+        _forget("embedding_dense_backward", lambda _: _exempting), frozenset(("wild", "together", "sequence")),
+        "read 1 bytes"),
     "an integer together with an index": Planted(
         "aten::nll_loss_backward", _nll_loss_backward, _forget("nll_loss_backward", lambda _: _widening),
         frozenset(("together", "sequence")), "read 1 bytes beyond"),

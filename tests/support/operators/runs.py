@@ -27,7 +27,7 @@ from support.operators.layouts import example_text
 from support.operators.ledger import MetricsStore
 from support.operators.maker import CRASHED, HUNG, MOST_CPU_S, RAN, Maker, calls_of
 from support.operators.memory import GuardedMemory, described, kernel_of
-from support.operators.mutations import Plan, carried_out, planned
+from support.operators.mutations import Plan, carried_out, is_flat, planned
 from support.operators.planted import forget, plant
 from support.operators.sequences import text_of
 from support.operators.synthesis import proposals, slots
@@ -171,8 +171,8 @@ class Runner:
         kept = Path(self._job.corpus)
         kept = kept.with_name(f"{kept.name}.made-up-{self._job.proposals}")
         self._take_over(kept)
-        lacking = [name for name in self._job.overloads
-                   if name not in self._said and len(self._corpus.examples(name)) < FEW]
+        lacking = [name for name in self._job.overloads if name not in self._said and (
+            len(self._corpus.examples(name)) < FEW or is_flat(name, self._corpus))]
         mine = kept.with_name(f"{kept.name}.{os.getpid()}")
         if lacking:
             self._think_of(lacking, mine)

@@ -132,7 +132,7 @@ def _lent(name: str, lent: Mapping[str, Any], choose: random.Random) -> dict[str
             found = lent[slot.name]
         elif slot.has_default:
             continue
-        elif position < len(given):
+        elif position < len(given) and not slot.by_name:
             found = given[position]
         else:
             found = made_up(slot, choose, choose.choice(SIZES), torch.float32)
@@ -239,6 +239,10 @@ def made_up(slot: Slot, choose: random.Random, size: tuple[int, ...], dtype: tor
             return [made_up(inner, choose, size, dtype) for _ in range(choose.randint(1, 3))]
         if slot.name in ("size", "shape", "output_size", "sizes"):
             return list(size)
+        if slot.name in ("dim", "dims"):
+            # Each once, some counted from the end.
+            dims = choose.sample(range(len(size)), min(choose.choice((1, 2, 2, len(size))), len(size)))
+            return [dim - len(size) * choose.randrange(2) for dim in dims]
         return [made_up(inner, choose, size, dtype) for _ in range(choose.choice((1, 2, len(size), 3)))]
     return _plain(slot.name, kind, choose, dtype)
 
