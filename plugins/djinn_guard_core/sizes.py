@@ -64,6 +64,17 @@ def _laid_out(named: Named) -> None:
         expect(reach < _LIMIT, f"sizes {list(size)} and strides {list(stride)} overflow")
 
 
+def _set_to(named: Named) -> None:
+    """Check a tensor that is given another one's storage: PyTorch makes no room if size and strides are the same."""
+    _laid_out(named)
+    tensor, source = named["self"], named["source"]
+    size, stride = list(named["size"]), list(named["stride"])
+    if size == list(tensor.shape) and stride in ([], list(tensor.stride())):
+        start = source.storage_offset() + named["storage_offset"]
+        reach = extent_bytes(size, tensor.stride(), start, tensor.element_size())
+        expect(reach <= _storage_bytes(source), f"{reach} bytes of a storage of {_storage_bytes(source)}")
+
+
 def _sized(named: Named) -> None:
     _fits(named["size"])
 
@@ -159,7 +170,7 @@ def size_rule(operator: torch._ops.OpOverload, base: str) -> Rule | None:
         base: Its name without namespace and overload.
     """
     if base == "set_":
-        return _laid_out if operator._overloadname == "source_Tensor_storage_offset" else None
+        return _set_to if operator._overloadname == "source_Tensor_storage_offset" else None
     found = _RULES.get(base)
     if found is None and _is_factory(operator):
         return _sized

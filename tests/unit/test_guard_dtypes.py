@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.operators.asking import ask, empty
 
-SAID = "summed as|written as|dim 1 of|negative dimension|elements in a storage|infs or NaNs|only supports 2D"
+SAID = "summed as|written as|dim 1 of|negative dimension|(elements in|bytes of) a storage|infs or NaNs|only supports 2D"
 COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
 
 
@@ -23,6 +23,8 @@ COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
      {"num_chunks": 2, "out": empty(2, 2), "dim": 1}),
     ("linalg_eigvals", [], {"self": torch.ones(1, 1)}, {"self": torch.full((1, 1), math.nan)}),
     ("_pdist_forward", [], {"self": empty(3, 2)}, {"self": empty(2, 3, 2)}),
+    *(("set_.source_Tensor_storage_offset", [empty(3, 2)[:, 0], empty(4), 0, [3]], {"stride": right},
+       {"stride": wrong}) for right, wrong in (([1], []), ([3], [2]))),
     ("resize_", [empty(1).expand(3), [3]], {}, {"memory_format": torch.contiguous_format}),
     ("resize_as_", [empty(1).expand(3), empty(3)], {}, {"memory_format": torch.preserve_format}),
     *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
