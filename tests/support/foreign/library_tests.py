@@ -54,7 +54,7 @@ class Library:
         """All variables by which the tests choose the device."""
         if not self.variables:
             return self.device
-        return {f"{self.variables}_BACKEND": "djinn", f"{self.variables}_DEVICE": "remote_accelerator",
+        return {**self.device, f"{self.variables}_BACKEND": "djinn", f"{self.variables}_DEVICE": "remote_accelerator",
                 f"{self.variables}_DEVICE_SPEC": DEVICE}
 
 
@@ -67,7 +67,7 @@ LIBRARIES = {
         sample=("--one-of", "2", "-k", "not tied_weights_memory")),
     "diffusers": Library(
         ("schedulers", "models/autoencoders", "models/transformers", "models/unets", "hooks", "others"),
-        "tests/{}", "src/diffusers/__init__.py", variables="DIFFUSERS_TEST"),
+        "tests/{}", "src/diffusers/__init__.py", device={"DJINN_RUN_AS": "accelerator"}, variables="DIFFUSERS_TEST"),
     "lightning": Library(
         ("core", "loops", "models", "trainer/optimization", "tuner", "utilities", "callbacks"),
         "tests/tests_pytorch/{}", "src/version.info", packages=("src", "tests"),
@@ -86,7 +86,7 @@ LIBRARIES = {
     "transformers": Library(
         ("gpt2", "bert", "llama", "mistral", "qwen2", "gemma", "phi", "mixtral", "t5", "bart", "roberta", "distilbert",
          "opt", "gpt_neox", "vit"), "tests/models/{0}/test_modeling_{0}.py", "src/transformers/__init__.py",
-        variables="TRANSFORMERS_TEST", sample=(), device_arguments=("-p", "transformers_tolerances"),
+        device={}, variables="TRANSFORMERS_TEST", sample=(), device_arguments=("-p", "transformers_tolerances"),
         configuration="pyproject.toml"),
 }
 
