@@ -30,6 +30,13 @@ def _fits(size: Any, *, elements: int = 1) -> None:
     expect(_product(size) * max(elements, 1) * LARGEST_ITEM_BYTES < _LIMIT, f"the size {list(size)} overflows")
 
 
+def _lays_out(size: Any) -> None:
+    """Check the size of what is laid out: PyTorch leaves a tensor with negative extents, and raises afterwards."""
+    least = min(size, default=0)
+    expect_as_eager(least >= 0, f"Trying to create tensor with negative dimension {least}: {list(size)}")
+    _fits(size)
+
+
 def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
@@ -58,7 +65,7 @@ def _laid_out(named: Named) -> None:
     """Check storage that grows with a view of it: new storage, or storage assigned to another tensor."""
     stride = named["stride"]
     size = named["size"]
-    _fits(size)
+    _lays_out(size)
     if len(stride) == len(size):
         reach = extent_bytes(size, stride, named.get("storage_offset") or 0, LARGEST_ITEM_BYTES)
         expect(reach < _LIMIT, f"sizes {list(size)} and strides {list(stride)} overflow")
@@ -76,6 +83,11 @@ def _set_to(named: Named) -> None:
 
 
 def _sized(named: Named) -> None:
+    _lays_out(named["size"])
+
+
+def _viewed(named: Named) -> None:
+    """Check a size in which -1 stands for what is left."""
     _fits(named["size"])
 
 
@@ -83,7 +95,7 @@ def _resized(named: Named) -> None:
     """Check that a tensor whose strides become dense has room for that: PyTorch makes none if its size is the same."""
     tensor, template = named["self"], named.get("the_template")
     size = list(named["size"] if template is None else template.shape)
-    _fits(size)
+    _lays_out(size)
     needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
     expect(named["memory_format"] is None or list(tensor.shape) != size or needed <= _storage_bytes(tensor),
            f"{tensor.numel()} elements in a storage of {_storage_bytes(tensor)} bytes")
@@ -141,6 +153,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("empty_strided", "new_empty_strided"), _laid_out),
     **dict.fromkeys(("resize_", "resize_as_"), _resized),
     **dict.fromkeys(("expand", "expand_copy", "broadcast_to"), _expanded),
+    **dict.fromkeys(("_reshape_copy", "_unsafe_view", "view_copy", "sum_to_size"), _viewed),
     "repeat": _repeated,
     **dict.fromkeys(("histogram", "histogramdd", "histc", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts"),
                     _binned),

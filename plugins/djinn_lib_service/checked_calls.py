@@ -53,11 +53,12 @@ def checked_call(
 
 
 def _empty_what_reaches_beyond(arguments: Sequence[Any]) -> None:
-    """Empty tensors that were resized without memory for the new size: PyTorch leaves them with that size."""
+    """Empty tensors that got a size without memory for it, or one that there cannot be: PyTorch leaves them with it."""
     for tensor in tensors_in(arguments):
-        if tensor.layout is torch.strided and tensor.numel():
+        if tensor.layout is torch.strided and (tensor.numel() or min(tensor.shape, default=0) < 0):
             last = sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
-            if (tensor.storage_offset() + last + 1) * tensor.element_size() > tensor.untyped_storage().nbytes():
+            reach = (tensor.storage_offset() + last + 1) * tensor.element_size()
+            if reach > tensor.untyped_storage().nbytes() or min(tensor.shape, default=0) < 0:
                 with torch.inference_mode():
                     tensor.resize_(0)
 

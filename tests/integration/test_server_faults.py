@@ -119,3 +119,19 @@ def test_a_tensor_that_cannot_be_given_memory_reaches_no_further_than_before() -
     with pytest.raises(RuntimeError, match="not enough memory"):
         checked_call(nothing, [tensor], {}, without_memory, nothing)
     assert not tensor.numel()
+
+
+@pytest.mark.parametrize("size", [[-1, 3], [-2, -2], [-2, -2, 0]])
+def test_a_tensor_that_got_a_size_that_cannot_be_has_none(size: list[int]) -> None:
+    """PyTorch leaves it with that size when it raises."""
+    tensor = torch.ones(8)
+
+    def resized(out: torch.Tensor) -> None:
+        out.resize_(size)
+
+    def nothing(*_: Any) -> None:
+        return None
+
+    with pytest.raises(RuntimeError, match="overflow|negative"):
+        checked_call(nothing, [tensor], {}, resized, nothing)
+    assert tensor.shape == (0,)

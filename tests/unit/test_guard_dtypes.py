@@ -25,6 +25,11 @@ COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
     ("_pdist_forward", [], {"self": empty(3, 2)}, {"self": empty(2, 3, 2)}),
     *(("set_.source_Tensor_storage_offset", [empty(3, 2)[:, 0], empty(4), 0, [3]], {"stride": right},
        {"stride": wrong}) for right, wrong in (([1], []), ([3], [2]))),
+    *((name, [size], {"out": empty(2)}, {"size": [-1, 3]}) for name, size in (
+        ("rand.out", [2]), ("zeros.out", [2]), ("empty.out", [0]))),
+    ("resize_", [empty(2)], {"size": [2]}, {"size": [-2, -2]}),
+    ("set_.source_Tensor_storage_offset", [empty(2), empty(4), 0], {"size": [2]}, {"size": [-2, -2]}),
+    ("new_empty_strided", [empty(2)], {"size": [2], "stride": [1]}, {"size": [-2], "stride": []}),
     ("resize_", [empty(1).expand(3), [3]], {}, {"memory_format": torch.contiguous_format}),
     ("resize_as_", [empty(1).expand(3), empty(3)], {}, {"memory_format": torch.preserve_format}),
     *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
