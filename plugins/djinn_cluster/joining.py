@@ -19,7 +19,8 @@ __all__ = ("await_servers", "await_servers_apart", "main")
 JOINING_S = 30.0
 """How long servers that accept connections may take to be listed."""
 TICK_S = 0.1
-_THERE = "from djinn_start import postpone; postpone('djinn'); from djinn_cluster.joining import main; main()"
+_THERE = ("from djinn_postponing import postpone; postpone('djinn'); "
+          "from djinn_cluster.joining import main; main()")
 """The program that waits beside a directory. It needs no PyTorch."""
 
 

@@ -30,7 +30,8 @@ MAX_FILE_BYTES = 2**20
 """Size of a Secret."""
 AGAIN = 2**31 - 1
 """How often a Job replaces its Pod: always."""
-_NODE = "from djinn_start import postpone; postpone('djinn'); from djinn_engine_kubernetes.node import main; main()"
+_NODE = ("from djinn_postponing import postpone; postpone('djinn'); "
+         "from djinn_engine_kubernetes.node import main; main()")
 """The program of a Pod. It needs no PyTorch."""
 _OWN = "DJINN_"
 

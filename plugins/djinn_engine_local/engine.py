@@ -24,7 +24,7 @@ __all__ = ("LocalEngine", "LocalEngines")
 TICK_S = 0.05
 ENDING_S = 20.0
 """How long the keeper may take, after the time to drain, until it is killed."""
-_KEEPER = ("import os, sys; from djinn_start import postpone; postpone('djinn'); "
+_KEEPER = ("import os, sys; from djinn_postponing import postpone; postpone('djinn'); "
            "from djinn_engine_local.keeper import main; "
            "sys.exit(main(sys.argv[1], lambda line: (os.write(1, line), os.dup2(2, 1))))")
 """The keeper's program. It needs no PyTorch."""

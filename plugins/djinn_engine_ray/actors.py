@@ -103,7 +103,7 @@ def _supervisor() -> type:
 
             self._problem = ""
             try:
-                from djinn_start import postpone
+                from djinn_postponing import postpone
 
                 postpone("djinn")
                 from djinn_engine_ray.supervision import Supervision

@@ -30,7 +30,7 @@ _WAITING = frozenset({
     "CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT", "STOPPED",
     "SUSPENDED"})
 _ASKS_FOR_GPUS = ("SBATCH_GPUS", "SBATCH_GPUS_PER_NODE", "SBATCH_GPUS_PER_TASK", "SBATCH_GRES")
-_NODE = ("import sys; from djinn_start import postpone; postpone('djinn'); "
+_NODE = ("import sys; from djinn_postponing import postpone; postpone('djinn'); "
          "from djinn_engine_slurm.node import main; main(sys.argv[1])")
 """The program of a job. It needs no PyTorch."""
 

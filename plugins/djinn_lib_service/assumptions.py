@@ -8,6 +8,7 @@ compares. See `djinn_lib_service.early_answers`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -15,12 +16,22 @@ import msgspec
 from msgspec import Meta
 
 from djinn.errors import ProtocolError
-from djinn.wire.messages import DIGEST_BYTES, Size, Text, ValueTransfer
+from djinn.wire.messages import DIGEST_BYTES, Item, Plain, Size, Text, ValueTransfer
 
-__all__ = ("MAX_ASSUMED", "AheadNote", "Assumed", "decode_assumed", "encode_assumed", "merged", "note_of", "noted")
+__all__ = ("MAX_ASSUMED", "MAX_BATCH_BYTES", "MAX_EARLY", "MAX_EARLY_BYTES", "MAX_SENT", "AheadNote", "Assumed",
+           "decode_assumed", "digest_of_batches", "encode_assumed", "merged", "note_of", "noted", "plain_bytes")
 
 MAX_ASSUMED = 8
 """Most sessions and epochs that one value may depend on."""
+MAX_EARLY = 64
+"""Most answers that may be early at once."""
+MAX_EARLY_BYTES = 64 * 1024
+"""Most bytes of values in early answers that the client has not asked for yet."""
+MAX_BATCH_BYTES = 2048
+"""Batches longer than this are never predicted."""
+MAX_SENT = 512
+"""Batches that the client remembers to compare them."""
+_DIGEST_BYTES = 16
 
 
 class Assumed(msgspec.Struct, frozen=True, array_like=True):
@@ -110,3 +121,18 @@ def merged(assumed: Iterable[Assumed]) -> tuple[Assumed, ...]:
         if known is None or (one.since, one.upto) > (known.since, known.upto):
             latest[one.session, one.epoch] = one
     return tuple(latest.values())
+
+
+def digest_of_batches(encoded: Iterable[bytes | memoryview]) -> bytes:
+    """Return the digest of encoded batches, in order."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for one in encoded:
+        digest.update(len(one).to_bytes(4, "little"))
+        digest.update(one)
+    return digest.digest()
+
+
+def plain_bytes(item: Item) -> int:
+    """Return how long a value is that is no tensor; a number is not long."""
+    value = item.value if isinstance(item, Plain) else None
+    return 0 if value is None or isinstance(value, (bool, int, float)) else len(msgspec.msgpack.encode(value))

@@ -8,19 +8,15 @@ nothing. Different marks rule out equal contents, so a first upload need not be 
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 import attrs
-import msgspec
 import torch
 
 from djinn.errors import ConfigurationError, ProtocolError
@@ -29,40 +25,13 @@ from djinn.wire.tensors import header_of
 from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.kept_memory import KeptBytes, KeptMemory
 from djinn_lib_service.shared_values import SharedValue
-from djinn_lib_service.tensor_bytes import buffer_of, bytes_of, size_bytes
+from djinn_lib_service.tensor_bytes import bytes_of, size_bytes
+from djinn_lib_service.upload_digests import MIN_KEPT_BYTES, digest_of
 
-MIN_KEPT_BYTES = 64 * 1024
-"""Smaller uploads are always sent: identifying them takes as long as sending them."""
 MAX_LISTED = 2**20
 """Most contents that the server lists for a client in one answer; it lists the latest ones."""
-CHUNK_BYTES = 2**22
-"""Size of the pieces that are digested in parallel."""
 PUBLIC = None
 """Owner of uploads that all clients may use; no client can claim to be it."""
-_THREADS = min(4, os.cpu_count() or 1)
-
-
-def is_worth_keeping(header: TensorHeader) -> bool:
-    """Whether a tensor is large enough for a lookup to pay off."""
-    return size_bytes(header) >= MIN_KEPT_BYTES
-
-
-def digest_of(header: TensorHeader, tensor: torch.Tensor) -> bytes:
-    """Digest the form of a dense CPU tensor and all of its bytes: SHA-256 of the SHA-256 of each piece."""
-    data = buffer_of(tensor)
-    pieces = [data[begin:begin + CHUNK_BYTES] for begin in range(0, len(data), CHUNK_BYTES)]
-    if len(pieces) > 1 and _THREADS > 1:
-        with ThreadPoolExecutor(min(_THREADS, len(pieces))) as pool:
-            digests = list(pool.map(_sha256, pieces))
-    else:
-        digests = [_sha256(piece) for piece in pieces]
-    made = _sha256(b"".join((_sha256(msgspec.msgpack.encode(header)), *digests)))
-    assert len(made) == DIGEST_BYTES
-    return made
-
-
-def _sha256(data: bytes | memoryview) -> bytes:
-    return hashlib.sha256(data).digest()
 
 
 def read_digests(file: Path) -> frozenset[bytes]:

@@ -18,42 +18,38 @@ Nothing else changes: an answer that assumes anything else is ignored, and the c
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
 
 import attrs
-import msgspec
 import torch
 
-from djinn.errors import ProtocolError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Item, Plain, Poisoned, Receive, Result, Run, RunDelta, Send
 from djinn.wire.tensors import copied, header_of
-from djinn_lib_service.assumptions import MAX_ASSUMED, Assumed, decode_assumed, encode_assumed
+from djinn_lib_service.assumptions import (
+    MAX_ASSUMED,
+    MAX_EARLY,
+    MAX_EARLY_BYTES,
+    MAX_SENT,
+    Assumed,
+    digest_of_batches,
+    encode_assumed,
+    plain_bytes,
+)
 from djinn_lib_service.peers_ahead import PeersAhead
 from djinn_lib_service.short_messages import encode
 from djinn_lib_service.speculation import CONFIDENT, MOST_CONFIDENT, RunAhead, Speculator
 from djinn_lib_service.tensor_bytes import metadata_of
 
-__all__ = ("EarlyAnswers", "EarlyChannel", "EarlyInbox", "digest_of_batches")
+__all__ = ("EarlyAnswers", "EarlyChannel")
 
-MAX_EARLY = 64
-"""Most answers that may be early at once."""
 MAX_VALUE_BYTES = 4096
 """Largest value that is sent early."""
 MAX_DESCRIBED = 16
 """Most values of a batch whose metadata is sent early."""
-MAX_EARLY_BYTES = 64 * 1024
-"""Most bytes of such values that the client has not asked for yet."""
-MAX_BATCH_BYTES = 2048
-"""Batches longer than this are never predicted."""
-MAX_SENT = 512
-"""Batches that the client remembers to compare them."""
-_DIGEST_BYTES = 16
 _Place = tuple[int, int]
 _Programs = tuple[int, ...]
 
@@ -73,98 +69,6 @@ class _Form:
     fetched: tuple[_Place, ...]
     described: tuple[_Place, ...]
     phase: ExecutionPhase | None
-
-
-def digest_of_batches(encoded: Iterable[bytes | memoryview]) -> bytes:
-    """Return the digest of encoded batches, in order."""
-    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    for one in encoded:
-        digest.update(len(one).to_bytes(4, "little"))
-        digest.update(one)
-    return digest.digest()
-
-
-class EarlyInbox:
-    """The client's side: the batches that it sent, and the early answers that it received.
-
-    Args:
-        session: Name of the session, by which the answers of other sessions refer to its batches.
-
-    Concurrency:
-        One thread at a time.
-    """
-
-    def __init__(self, session: str = "") -> None:
-        _inboxes[session] = self
-        self._sent: deque[tuple[int, bytes]] = deque(maxlen=MAX_SENT)
-        self._answers: OrderedDict[int, tuple[Result, list[torch.Tensor]]] = OrderedDict()
-
-    def sent(self, number: int, encoded: memoryview) -> None:
-        """Note a batch that is about to be sent."""
-        self._sent.append((number, bytes(encoded) if len(encoded) <= MAX_BATCH_BYTES else b""))
-
-    def arrived(self, number: int, result: Result, tensors: list[torch.Tensor], answered: int) -> None:
-        """Take in an early answer.
-
-        Args:
-            number: Number of its batch.
-            result: The answer.
-            tensors: Its tensors.
-            answered: Number of the last batch that was answered.
-
-        Raises:
-            ProtocolError: It is no early answer that a server may send.
-        """
-        if result.failures or result.timings or result.warnings or not result.items or any(
-                isinstance(item, Poisoned) for item in result.items):
-            raise ProtocolError("It answered a batch early with more than values.")
-        size_bytes = sum(tensor.nbytes for tensor in tensors) + sum(map(_plain_bytes, result.items))
-        if size_bytes > MAX_EARLY_BYTES or len(result.items) > MAX_BATCH_BYTES or not result.since < number:
-            raise ProtocolError(f"It answered batch {number} early, after batch {result.since}, with too much.")
-        if number <= answered:
-            return
-        self._answers[number] = result, tensors
-        if len(self._answers) > MAX_EARLY:
-            raise ProtocolError(f"It answered more than {MAX_EARLY} batches early.")
-
-    def take(self, number: int, values: int) -> tuple[Result, list[torch.Tensor]] | None:
-        """Return the early answer to a batch that was sent, if it assumes exactly the batches that were sent.
-
-        Args:
-            number: Number of the batch.
-            values: How many values it asks for.
-        """
-        while self._answers and min(self._answers) < number:
-            del self._answers[min(self._answers)]
-        found = self._answers.get(number)
-        if found is None:
-            return None
-        result, tensors = found
-        is_true = (len(result.items) == values and self.has_sent(result.since, number, result.assumes)
-                   and all(map(_is_true, decode_assumed(result.others))))
-        del self._answers[number]
-        return (Result(result.items, run_ns=result.run_ns, others=result.others), tensors) if is_true else None
-
-    def has_sent(self, since: int, upto: int, digest: bytes) -> bool:
-        """Whether the batches after one, up to another, have a digest."""
-        batches = [encoded for sent, encoded in self._sent if since < sent <= upto]
-        return len(batches) == upto - since and all(batches) and digest_of_batches(batches) == digest
-
-
-def _plain_bytes(item: Item) -> int:
-    """Return how long a value is that is no tensor; a number is not long."""
-    value = item.value if isinstance(item, Plain) else None
-    return 0 if value is None or isinstance(value, (bool, int, float)) else len(msgspec.msgpack.encode(value))
-
-
-_inboxes: WeakValueDictionary[str, EarlyInbox] = WeakValueDictionary()
-"""The inboxes of this process, by the name of their session."""
-
-
-def _is_true(assumed: Assumed) -> bool:
-    """Whether this process has sent the batches that another session's answer assumes."""
-    inbox = _inboxes.get(assumed.session)
-    return inbox is not None and inbox.has_sent(assumed.since, assumed.upto, assumed.digest)
 
 
 class EarlyChannel(Protocol):
@@ -363,7 +267,7 @@ class EarlyAnswers:
         items: list[Item] = [next(headers) if isinstance(value, torch.Tensor) else Plain(messages.to_wire(value))
                              for value in values]
         items += map(metadata_of, metadata)
-        if sum(map(_plain_bytes, items)) > MAX_VALUE_BYTES:
+        if sum(map(plain_bytes, items)) > MAX_VALUE_BYTES:
             return None
         batch = Batch(
             [ahead.command for ahead in runs], tuple([handle for handle, _ in fetched]),

@@ -30,9 +30,9 @@ from djinn.wire.messages import (
     Upload,
     UploadByDigest,
 )
-from djinn_lib_service.content_store import digest_of, is_worth_keeping
 from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.tensor_bytes import size_bytes
+from djinn_lib_service.upload_digests import digest_of, is_worth_keeping
 
 if TYPE_CHECKING:
     from djinn.kinds.transport import Connection

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 import torch
-from djinn_lib_service.early_answers import EarlyInbox
+from djinn_lib_service.early_inbox import EarlyInbox
 from djinn_lib_service.frames import head_bytes
 from djinn_lib_service.resumption import ClientEnd
 

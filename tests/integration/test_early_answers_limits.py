@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from djinn_lib_service.assumptions import MAX_EARLY, MAX_EARLY_BYTES
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.early_answers import MAX_EARLY, MAX_EARLY_BYTES
 from djinn_transport_tcp.sockets import ByteStream
 from djinn_transport_tcp.stream import FrameStream
 from support.servers.tcp import frame

@@ -16,7 +16,7 @@ import torch
 from djinn_cluster.resolving import resolve
 from djinn_lib_cluster.messages import DirectoryProblem, ListedServer, ServerList, encoded
 from djinn_lib_cluster.settings import ClusterSettings
-from djinn_lib_service.early_answers import MAX_EARLY
+from djinn_lib_service.assumptions import MAX_EARLY
 from djinn_lib_service.terminal_text import harmless
 from djinn_transport_tcp.answers import checked
 from djinn_transport_tcp.connection import SocketConnection

@@ -16,8 +16,8 @@ import pytest
 import torch
 from djinn_authenticator_tokens.tokens import TokenFile
 from djinn_lib_server.limits import Limits
-from djinn_lib_service.content_store import digest_of
 from djinn_lib_service.upload_dedup import reusing
+from djinn_lib_service.upload_digests import digest_of
 from djinn_monitor.reading import Reading, TenantReading, read
 from djinn_transport_tcp.client import SocketConnection, connect
 from support.processes.warm import clean_environment, run_djinn

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.content_store import digest_of, mark_of
+from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.settings import UploadSettings
 from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
+from djinn_lib_service.upload_digests import digest_of
 from djinn_transport_tcp.client import connect
 from support.processes.warm import run_python
 from support.servers.connection_options import connect_options

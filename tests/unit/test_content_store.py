@@ -9,8 +9,10 @@ import threading
 
 import pytest
 import torch
-from djinn_lib_service.content_store import MIN_KEPT_BYTES, Contents, ContentStore, digest_of, is_worth_keeping, mark_of
+from djinn_lib_service.content_store import Contents, ContentStore
+from djinn_lib_service.fingerprint import mark_of
 from djinn_lib_service.kept_memory import KeptMemory
+from djinn_lib_service.upload_digests import MIN_KEPT_BYTES, digest_of, is_worth_keeping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 from djinn_executor_cpu.executor import CpuExecutor
 from djinn_lib_service import short_messages
+from djinn_lib_service.assumptions import MAX_EARLY, MAX_EARLY_BYTES, digest_of_batches
 from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.early_answers import MAX_EARLY, MAX_EARLY_BYTES, EarlyInbox, digest_of_batches
+from djinn_lib_service.early_inbox import EarlyInbox
 from djinn_lib_service.resumption import ClientEnd, ServerEnd
 from djinn_lib_service.service import SessionService
 from hypothesis import given, settings

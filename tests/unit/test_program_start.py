@@ -170,7 +170,7 @@ def test_a_taken_port_is_told_before_anything_is_loaded() -> None:
 def test_the_package_is_whole_as_soon_as_something_of_it_is_used(tmp_path: Path) -> None:
     done = in_new_interpreter("""
 import sys
-from djinn_start import postpone
+from djinn_postponing import postpone
 postpone("djinn")
 import djinn.errors, djinn.plugins.manager
 assert "torch" not in sys.modules

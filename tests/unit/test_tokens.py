@@ -116,7 +116,7 @@ def test_writers_at_the_same_time_lose_nothing(file: TokenFile) -> None:
     code = """
 import sys
 from pathlib import Path
-from djinn_start import postpone
+from djinn_postponing import postpone
 postpone("djinn")
 from djinn_authenticator_tokens.tokens import TokenFile
 for number in range(20):
