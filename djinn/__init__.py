@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from djinn.gc_pause import paused_collection
 
 if TYPE_CHECKING:
-    from djinn_lib_names.face import *  # noqa: F403  # the names that libraries provide; at run time, `lazy_names` loads them
+    from djinn_plugins.sessions.names.face import *  # noqa: F403  # the names that libraries provide; at run time, `lazy_names` loads them
 
 with paused_collection():
     from djinn import errors, lazy_names

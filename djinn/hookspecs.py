@@ -111,7 +111,7 @@ def djinn_register_sources(register: RegisterOfLibrary) -> None:
     """Register sources, which make graphs of models.
 
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.GraphSource`.
+        register: Accepts a `djinn_plugins.graph.kinds.GraphSource`.
     """
 
 
@@ -120,7 +120,7 @@ def djinn_register_analyzers(register: RegisterOfLibrary) -> None:
     """Register analyzers, which give a graph meaning.
 
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.Analyzer`.
+        register: Accepts a `djinn_plugins.graph.kinds.Analyzer`.
     """
 
 
@@ -129,7 +129,7 @@ def djinn_register_patterns(register: RegisterOfLibrary) -> None:
     """Register patterns, which find structures in a graph.
 
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.Pattern`.
+        register: Accepts a `djinn_plugins.graph.kinds.Pattern`.
     """
 
 
@@ -138,7 +138,7 @@ def djinn_register_exporters(register: RegisterOfLibrary) -> None:
     """Register exporters, which write a graph with its meaning to a file.
 
     Args:
-        register: Accepts a `djinn_lib_graph.kinds.Exporter`. The suffix of the file selects it.
+        register: Accepts a `djinn_plugins.graph.kinds.Exporter`. The suffix of the file selects it.
     """
 
 
@@ -147,7 +147,7 @@ def djinn_register_schedulers(register: RegisterOfLibrary) -> None:
     """Register schedulers, which decide which device runs what.
 
     Args:
-        register: Accepts a `djinn_lib_schedule.kinds.GraphScheduler`.
+        register: Accepts a `djinn_plugins.schedule.kinds.GraphScheduler`.
     """
 
 
@@ -174,7 +174,8 @@ def djinn_register_memory(register: RegisterOfLibrary) -> None:
     """Register memory managers, which keep the sessions of a server within its device memory.
 
     Args:
-        register: Accepts a `djinn_lib_service.kinds.MemoryFactory`. A server opens a manager only if its memory is
+        register: Accepts a `djinn_plugins.common.kinds.memory.MemoryFactory`. A server opens a manager only if its
+        memory is
             limited.
     """
 
@@ -194,7 +195,7 @@ def djinn_register_executors(register: RegisterOfLibrary) -> None:
     """Register executor factories, which open devices.
 
     Args:
-        register: Accepts a `djinn_lib_service.kinds.ExecutorFactory`. The device selects it.
+        register: Accepts a `djinn_plugins.common.kinds.executor.ExecutorFactory`. The device selects it.
     """
 
 
@@ -203,7 +204,7 @@ def djinn_register_guards(register: RegisterOfLibrary) -> None:
     """Register guards, which check the programs of a server's clients before they run.
 
     Args:
-        register: Accepts a `djinn_lib_service.kinds.Guard`. Only a server uses one.
+        register: Accepts a `djinn_plugins.common.kinds.guard.Guard`. Only a server uses one.
     """
 
 
@@ -224,7 +225,8 @@ def djinn_register_authenticators(register: RegisterOfLibrary) -> None:
     """Register authenticators, which say who a server's clients are.
 
     Args:
-        register: Accepts a `djinn_lib_server.kinds.AuthenticatorFactory`. A server's gateway opens the authenticator.
+        register: Accepts a `djinn_plugins.server.kinds.authenticator.AuthenticatorFactory`. A server's gateway opens
+        the authenticator.
     """
 
 
@@ -233,7 +235,7 @@ def djinn_register_stores(register: RegisterOfLibrary) -> None:
     """Register model stores, from which a server's clients load models by name.
 
     Args:
-        register: Accepts a `djinn_lib_server.kinds.ModelStoreFactory`. A server's gateway opens the store.
+        register: Accepts a `djinn_plugins.server.kinds.store.ModelStoreFactory`. A server's gateway opens the store.
     """
 
 
@@ -242,7 +244,7 @@ def djinn_register_engines(register: RegisterOfLibrary) -> None:
     """Register engines, which run the servers of a cluster.
 
     Args:
-        register: Accepts a `djinn_lib_cluster.kinds.EngineFactory`. Only ``djinn cluster`` opens an engine, for one
+        register: Accepts a `djinn_plugins.cluster.kinds.EngineFactory`. Only ``djinn cluster`` opens an engine, for one
             cluster.
     """
 
@@ -252,7 +254,8 @@ def djinn_register_admissions(register: RegisterOfLibrary) -> None:
     """Register admission policies, which decide who may start on a server's devices, and who runs next.
 
     Args:
-        register: Accepts a `djinn_lib_server.kinds.AdmissionFactory`. A server's gateway opens the policy.
+        register: Accepts a `djinn_plugins.server.kinds.admission.AdmissionFactory`. A server's gateway opens the
+        policy.
     """
 
 
@@ -261,7 +264,7 @@ def djinn_register_metrics(register: RegisterOfLibrary) -> None:
     """Register outputs of a server's metrics, which write or show what a server counts.
 
     Args:
-        register: Accepts a `djinn_lib_server.kinds.MetricsFactory`. A server's gateway opens the output.
+        register: Accepts a `djinn_plugins.server.kinds.metrics.MetricsFactory`. A server's gateway opens the output.
     """
 
 
@@ -270,7 +273,7 @@ def djinn_register_modes(register: RegisterOfLibrary) -> None:
     """Register run modes, in which ``djinn run`` lets a script use the remote device.
 
     Args:
-        register: Accepts a `djinn_lib_run.kinds.RunMode`. It changes nothing in the process before ``djinn run``
+        register: Accepts a `djinn_plugins.run.kinds.RunMode`. It changes nothing in the process before ``djinn run``
             enters it.
     """
 
@@ -287,7 +290,7 @@ def djinn_register_workloads(register: RegisterOfLibrary) -> None:
         run in the order of their names.
 
     Args:
-        register: Accepts a `djinn_lib_schedule.workloads.Workload`; may be called once per operation and size. Its
+        register: Accepts a `djinn_plugins.schedule.workloads.Workload`; may be called once per operation and size. Its
             ``prepare`` is called later; nothing is recorded before.
 
     Raises:

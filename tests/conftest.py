@@ -7,14 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from support.processes import warm
+from support.processes.examples import prepare
+
 from djinn_conformance.discovery import remember_distributions
 from djinn_conformance.laws import active_profile
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.workers import Pool
-from hypothesis import settings
-from support.processes import warm
-from support.processes.examples import prepare
 
 # Programs that tests start import the package `support`, too.
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import RecordedGraph, node_of
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import (
+from hypothesis import strategies as st
+
+from djinn.ir.phase import ExecutionPhase
+from djinn_conformance.graphs import graphs
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.graph import RecordedGraph, node_of
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import (
     DataLineage,
     DataResidency,
     Evidence,
@@ -19,10 +23,6 @@ from djinn_lib_graph.metadata import (
     Tier,
     WorkloadProfile,
 )
-from hypothesis import strategies as st
-
-from djinn.ir.phase import ExecutionPhase
-from djinn_conformance.graphs import graphs
 
 __all__ = ("annotated_graphs", "bare", "graphs_with_matches", "matches_in")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn.kinds import OutputSpec
+from djinn_plugins.common.memory.tensor_bytes import buffer_of
 
 __all__ = ("Tolerance", "describe", "expect", "expect_equal", "expect_raises", "expect_same_metadata",
            "expect_same_spec", "expect_same_tensor", "expect_same_value", "same_value", "steps", "violated")

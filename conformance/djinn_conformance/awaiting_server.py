@@ -13,16 +13,15 @@ import anyio
 import anyio.to_thread
 import torch
 from anyio.abc import TaskGroup
-from djinn_lib_service.kinds import Channel
-from djinn_lib_service.kinds.transport import SupportsAsyncAccept, SupportsAsyncHandshake
-from djinn_lib_service.listening import listen
-from djinn_lib_service.service import SessionService
 
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Starting, Welcome
 from djinn_conformance.assertions import expect
 from djinn_conformance.capabilities import listen_options, listening_address
 from djinn_conformance.harness import open_executor
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.transport import Channel, SupportsAsyncAccept, SupportsAsyncHandshake
+from djinn_plugins.common.net.listening import listen
+from djinn_plugins.executor.service import SessionService
 
 __all__ = ("AwaitingServer",)
 

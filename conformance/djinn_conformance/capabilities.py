@@ -7,10 +7,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from djinn_lib_server.kinds import SamplingAuthenticatorFactory, SamplingMetricsFactory, SamplingModelStoreFactory
-from djinn_lib_service.kinds import ListeningTransport, ListenOptions, SupportsPeers
-from djinn_lib_service.kinds.transport import SupportsAsyncAccept
-from djinn_lib_service.settings import TlsSettings
 
 from djinn.kinds import ConnectOptions
 from djinn.settings import Settings
@@ -19,6 +15,12 @@ from djinn_conformance.certificates import certificates
 from djinn_conformance.oracle import has_eager_stream
 from djinn_conformance.specs import Law
 from djinn_conformance.subjects import Subject, torch_device
+from djinn_plugins.common.kinds.transport import ListeningTransport, SupportsAsyncAccept, SupportsPeers
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.common.settings.connection import TlsSettings
+from djinn_plugins.server.kinds.authenticator import SamplingAuthenticatorFactory
+from djinn_plugins.server.kinds.metrics import SamplingMetricsFactory
+from djinn_plugins.server.kinds.store import SamplingModelStoreFactory
 
 __all__ = ("FOUND_OUT", "connect_options", "listen_options", "listening_address", "listens", "missing", "tolerance_of")
 

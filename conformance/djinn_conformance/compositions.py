@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import attrs
-from djinn_lib_service.kinds import Executor
-from djinn_lib_service.kinds.executor import SupportsCheckedCompile, SupportsSpeculation
 
 from djinn.ir.program import Program
 from djinn.plugins import DEFAULTS, Registered
@@ -19,6 +17,7 @@ from djinn_conformance.random_placement import scatter
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
 from djinn_conformance.tally import IN_PROCESS, SERVED
+from djinn_plugins.common.kinds.executor import Executor, SupportsCheckedCompile, SupportsSpeculation
 
 __all__ = ("CHECKED_ONCE", "COMPOSED", "COMPUTING", "SCATTERED", "Composition", "composed", "is_second", "running",
            "runs_ahead", "session_of")

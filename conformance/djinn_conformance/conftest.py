@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from djinn_lib_service.kinds import Executor
 
 from djinn.session.session import Session
 from djinn_conformance.capabilities import missing
@@ -18,6 +17,7 @@ from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.specs import law_named
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.executor import Executor
 
 without_stacks()
 remember_distributions()

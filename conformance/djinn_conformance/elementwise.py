@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.operators import operator_named
 from hypothesis import strategies as st
 
 from djinn_conformance.layouts import LAYOUTS, Operands
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = ("FORMS", "DrawnLayout", "calls_of", "operands")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.kinds import CompiledProgram, Executor, RandomState
 
 from djinn.wire.messages import Poisoned
 from djinn_conformance.assertions import (
@@ -21,6 +20,7 @@ from djinn_conformance.assertions import (
 )
 from djinn_conformance.oracle import Outcome, Poison
 from djinn_conformance.programs import Recording, RunnableProgram
+from djinn_plugins.common.kinds.executor import CompiledProgram, Executor, RandomState
 
 __all__ = ("RunResults", "compare", "execute", "known_values", "prepare")
 

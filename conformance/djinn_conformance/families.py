@@ -13,12 +13,12 @@ from typing import Any, Literal
 import attrs
 import cattrs
 import torch
-from djinn_lib_service.operators import operator_named
 
 from djinn.errors import UnknownOperatorError
 from djinn.ir.schema import facts_of
 from djinn_conformance.forms import Domains, Word, parse_form
 from djinn_conformance.specs import SpecError, folder, is_running, law_named, parse
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = ("Expected", "Family", "OperatorSpec", "domains", "expected_differences", "families", "parse_domains",
            "parse_expected", "parse_family", "specs_of")

@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_graph.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 from hypothesis import strategies as st
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +21,7 @@ from djinn_conformance.operations import IN_PLACE, RANDOM, VIEWS, grouped
 from djinn_conformance.oracle import run_eager, seeded
 from djinn_conformance.programs import Recording
 from djinn_conformance.strategies import filled, recordings
+from djinn_plugins.graph.graph import GraphNode, Operand, RecordedGraph, ValueInfo
 
 __all__ = ("DEEP", "EMPTY", "blocks", "chain", "deep_graph", "expect_unchanged", "graphs", "renamed", "show",
            "snapshot")

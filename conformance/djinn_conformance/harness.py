@@ -15,11 +15,6 @@ from typing import Any, Self
 
 import msgspec
 import torch
-from djinn_lib_service.kinds import Bounds, Channel, Executor, Listener, PeerConnection, ProgramChecker, SupportsPeers
-from djinn_lib_service.mailbox import InboxRegistry
-from djinn_lib_service.peer_exchange import PeerExchange, deliver
-from djinn_lib_service.resumable_channel import ResumableChannel, ResumableSessions
-from djinn_lib_service.service import SessionService
 
 from djinn.errors import DjinnError, ProtocolError, TransportError
 from djinn.kinds import Connection, ConnectOptions, Transport
@@ -27,6 +22,13 @@ from djinn.session.session import Session
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, PeerHello, Welcome
 from djinn_conformance.capabilities import connect_options, listen_options, listening_address, listens
 from djinn_conformance.subjects import Subject, default_plugins, installed_plugins, select
+from djinn_plugins.common.kinds.executor import Executor
+from djinn_plugins.common.kinds.guard import Bounds, ProgramChecker
+from djinn_plugins.common.kinds.transport import Channel, Listener, PeerConnection, SupportsPeers
+from djinn_plugins.executor.mailbox import InboxRegistry
+from djinn_plugins.executor.peer_exchange import PeerExchange, deliver
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.transport.resumable_channel import ResumableChannel, ResumableSessions
 
 __all__ = ("InProcessServer", "open_executor", "other_connections", "served", "watch_over")
 

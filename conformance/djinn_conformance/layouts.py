@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from djinn_lib_service.operators import operator_named
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from djinn.ir.schema import facts_of
 from djinn_conformance.database import MOST_ELEMENTS, operators
 from djinn_conformance.seeding import quietly
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = ("LAYOUTS", "Operands", "drawn_calls", "laid_out", "recorded_calls", "unlike", "with_layouts")
 

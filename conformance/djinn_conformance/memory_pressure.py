@@ -13,8 +13,6 @@ from contextlib import contextmanager
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.kinds import MemoryManager, MemoryOptions, SupportsEviction
-from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
@@ -23,6 +21,8 @@ from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Upload, Welcome
 from djinn_conformance.assertions import expect_equal
 from djinn_conformance.harness import other_connections, watch_over
 from djinn_conformance.machine import Machine, Statistics
+from djinn_plugins.common.kinds.memory import MemoryManager, MemoryOptions, SupportsEviction
+from djinn_plugins.executor.service import SessionService
 
 __all__ = ("PressedMachine", "Pressure", "device_bytes", "expect_honest", "pressed")
 

@@ -8,10 +8,6 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import torch
-from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.kinds import Bounds, MemoryFactory, MemoryOptions, ProgramChecker
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.service import SessionService
 from hypothesis import strategies as st
 
 from djinn.ir.program import ListArgument, NumberArgument, Program, Step, Template, TensorArgument
@@ -20,6 +16,11 @@ from djinn.wire.messages import Batch, Command, Copy, Define, Failure, Free, Run
 from djinn.wire.tensors import header_of
 from djinn_conformance.assertions import expect, expect_same_tensor
 from djinn_conformance.subjects import default_plugins
+from djinn_plugins.common.kinds.guard import Bounds, ProgramChecker
+from djinn_plugins.common.kinds.memory import MemoryFactory, MemoryOptions
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.common.wire.delta import RunPredictor
+from djinn_plugins.executor.service import SessionService
 
 __all__ = ("ROW_BYTES", "SESSIONS", "MemorySessions", "Steps", "steps")
 

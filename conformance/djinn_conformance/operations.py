@@ -16,9 +16,9 @@ from collections.abc import Mapping
 
 import attrs
 import torch
-from djinn_lib_service.operators import operator_named
 
 from djinn.ir.schema import facts_of
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = ("IN_PLACE", "OPERATIONS", "PLAIN", "RANDOM", "VIEWS", "Operation", "grouped")
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.program_check import check_program
 
 from djinn.ir.program import (
     Argument,
@@ -23,6 +21,8 @@ from djinn.ir.program import (
     TorchArgument,
 )
 from djinn.ir.schema import ReturnKind, facts_of
+from djinn_plugins.common.calls.program_check import check_program
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = (
     "RecordedCall",

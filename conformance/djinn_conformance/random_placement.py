@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from zlib import crc32
 
 import torch
-from djinn_lib_schedule.placing import Placed, SupportsPlacement, ValueDirectory, placing_of
-from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 from djinn.ir.tape import Node
 from djinn.session.session import Session
+from djinn_plugins.schedule.placing import Placed, SupportsPlacement, ValueDirectory, placing_of
+from djinn_plugins.schedule.schedule import DeviceInfo, DeviceProfile, LinkProfile
 
 __all__ = ("Scattered", "scatter")
 

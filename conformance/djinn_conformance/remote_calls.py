@@ -7,8 +7,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_sparse.rebuilding import components_of
-from djinn_lib_sparse.tensor import LazySparse
 
 from djinn.record.tensor import LazyTensor
 from djinn_conformance.assertions import (
@@ -19,6 +17,8 @@ from djinn_conformance.assertions import (
     expect_same_value,
     violated,
 )
+from djinn_plugins.common.sparse.rebuilding import components_of
+from djinn_plugins.device.sparse.tensor import LazySparse
 
 __all__ = ("compare", "copies", "sent")
 

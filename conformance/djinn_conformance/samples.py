@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import attrs
 import torch
-from djinn_lib_service.operators import operator_named
 from hypothesis import example
 
 from djinn_conformance.oracle import copied, perform, seeded
 from djinn_conformance.programs import RecordedCall, Recording, Ref
 from djinn_conformance.strategies import filled
+from djinn_plugins.common.operators.operators import operator_named
 
 __all__ = (
     "CHANGING_ARGUMENTS",

@@ -23,7 +23,7 @@ __all__ = ("ServerProcess", "Servers", "StartProcess")
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 60.0
-_PROGRAM = "from djinn_start import main; main()"
+_PROGRAM = "from djinn_plugins.start import main; main()"
 _SAYS = "djinn serving "
 _OF_CLIENTS = ("DJINN_SERVER", "DJINN_SERVERS", "DJINN_TOKEN", "DJINN_OWNER")
 _SHOWN = 4000

@@ -11,10 +11,6 @@ from contextlib import contextmanager
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kept_memory import KeptMemory
-from djinn_lib_service.service import SessionService
-from djinn_lib_service.tensor_bytes import bytes_of
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
@@ -23,6 +19,10 @@ from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Upload, Welcome
 from djinn_conformance.assertions import expect
 from djinn_conformance.harness import other_connections, watch_over
 from djinn_conformance.machine import Machine, Statistics
+from djinn_plugins.common.memory.kept_memory import KeptMemory
+from djinn_plugins.common.memory.tensor_bytes import bytes_of
+from djinn_plugins.executor.content_store import Contents, ContentStore
+from djinn_plugins.executor.service import SessionService
 
 __all__ = ("Sharing", "SharingMachine", "sharing")
 

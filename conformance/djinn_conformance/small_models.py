@@ -7,8 +7,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_graph.capture import capture
-from djinn_lib_graph.graph import Graph
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -16,6 +14,8 @@ from torch.utils import _pytree as pytree
 
 from djinn.record import devices
 from djinn_conformance.oracle import seeded
+from djinn_plugins.graph.capture import capture
+from djinn_plugins.graph.graph import Graph
 
 __all__ = ("ModelCall", "asking_calls", "calls", "content", "straight_calls")
 

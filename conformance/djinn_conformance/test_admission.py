@@ -7,10 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_server.kinds import AdmissionFactory, ServerLoad, TurnOrder
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_server.tenants import Tenant
-from djinn_lib_server.turn_queue import GrantedTurn, TurnNotice, TurnQueue, TurnSettings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +14,10 @@ from djinn.errors import LimitError
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.server.kinds.admission import AdmissionFactory, ServerLoad, TurnOrder
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.tenants import Tenant
+from djinn_plugins.server.turn_queue import GrantedTurn, TurnNotice, TurnQueue, TurnSettings
 
 _TENANTS = ("ann", "bob", "cid")
 _SETTINGS = TurnSettings(places=1, quantum_s=0.005, patience_s=0.5, linger_s=0.0005)

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.kinds import Analyzer, Annotations, PatternMatch
-from djinn_lib_graph.metadata import DataResidency, Evidence, SemanticMetadata, Tier
 from hypothesis import given
 
 from djinn_conformance.annotations import graphs_with_matches
@@ -18,6 +15,9 @@ from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, show, snapshot
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.graph.kinds import Analyzer, Annotations, PatternMatch
+from djinn_plugins.graph.metadata import DataResidency, Evidence, SemanticMetadata, Tier
 
 _LIMIT_S = 10.0
 _FIELDS = {field.name for field in attrs.fields(SemanticMetadata)}

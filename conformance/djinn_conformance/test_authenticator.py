@@ -8,10 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from djinn_lib_server.kinds import Authenticator, AuthenticatorFactory
-from djinn_lib_server.limits import Limits
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_server.tenants import MAX_IDENTITY_BYTES, AuthenticatedClient, Tenant, is_tenant_name
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -19,6 +15,10 @@ from djinn.errors import RefusedError, TokenEndedError
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.server.kinds.authenticator import Authenticator, AuthenticatorFactory
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tenants import MAX_IDENTITY_BYTES, AuthenticatedClient, Tenant, is_tenant_name
 
 Samples = tuple[ServeOptions, list[str], Authenticator]
 _TEXT = st.text(max_size=64) | st.binary(max_size=64).map(lambda data: data.decode("utf-8", "surrogateescape"))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_schedule.placing import placing_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from djinn_conformance.chains import Chain, apply_chain, chains, given_matrices
 from djinn_conformance.laws import law
 from djinn_conformance.random_placement import scatter
 from djinn_conformance.subjects import Subject
+from djinn_plugins.schedule.placing import placing_of
 
 _EXECUTORS = 2
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from djinn_lib_service.operators import operator_named
 
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds import Classifier, OperationClass
@@ -19,6 +18,7 @@ from djinn_conformance.programs import new_results
 from djinn_conformance.samples import DATA_DEPENDENT
 from djinn_conformance.strategies import filled
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.operators.operators import operator_named
 
 
 @lru_cache(maxsize=1)

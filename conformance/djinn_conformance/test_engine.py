@@ -14,12 +14,12 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineFactory, EngineProgram, ProgramReport
 
 from djinn.errors import ConfigurationError
 from djinn_conformance.assertions import expect, expect_equal, expect_raises
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.cluster.kinds import ClusterSpec, Engine, EngineFactory, EngineProgram, ProgramReport
 
 TIMEOUT_S = 60.0
 KILLED_S = 2.0

@@ -8,14 +8,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.kinds import CompiledProgram, Executor, ExecutorFactory, RandomState
-from djinn_lib_service.kinds.executor import (
-    Report,
-    SupportsEffectReport,
-    SupportsOffload,
-    SupportsSpeculation,
-    SupportsStop,
-)
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
@@ -40,6 +32,17 @@ from djinn_conformance.programs import Recording, Ref, RunnableProgram, call, pi
 from djinn_conformance.specs import law_named
 from djinn_conformance.strategies import dense_tensors, filled, recordings
 from djinn_conformance.subjects import Subject, torch_device
+from djinn_plugins.common.kinds.executor import (
+    CompiledProgram,
+    Executor,
+    ExecutorFactory,
+    RandomState,
+    Report,
+    SupportsEffectReport,
+    SupportsOffload,
+    SupportsSpeculation,
+    SupportsStop,
+)
 
 _ALIASING = VIEWS + IN_PLACE
 _TOO_MANY_DIMENSIONS = torch.zeros((2,) * 9)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import CompiledProgram, Executor, RandomState
-from djinn_lib_service.kinds.executor import SpareRoom, SupportsGrowth
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -17,6 +15,7 @@ from djinn_conformance.oracle import run_eager
 from djinn_conformance.programs import RecordedCall, Recording, Ref, RunnableProgram, call, pieces
 from djinn_conformance.strategies import filled
 from djinn_conformance.subjects import Subject, torch_device
+from djinn_plugins.common.kinds.executor import CompiledProgram, Executor, RandomState, SpareRoom, SupportsGrowth
 
 _HEADS, _WIDTH, _LENGTH = 8, 64, 64
 """Large enough for an executor that copies what is small."""

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import Executor
-from djinn_lib_service.kinds.executor import SupportsPause
-from djinn_lib_service.pauses import Pause
 from hypothesis import example, given
 
 from djinn.wire.messages import Poisoned
@@ -19,6 +16,8 @@ from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.executor import Executor, SupportsPause
+from djinn_plugins.executor.pauses import Pause
 
 _WRITES = Recording((filled((2, 3), torch.float32, 1), filled((3,), torch.float32, 2), torch.zeros((2,) * 9)), (
     call("aten::select.int", Ref(-1), 0, 1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import Executor
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from djinn_conformance.programs import Recording, Ref, call, pieces, written_ref
 from djinn_conformance.specs import law_named
 from djinn_conformance.strategies import filled, recordings
 from djinn_conformance.subjects import Subject, torch_device
+from djinn_plugins.common.kinds.executor import Executor
 
 _RUNS = 9
 """Executors that record programs have recorded after fewer."""

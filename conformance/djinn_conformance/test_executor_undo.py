@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import Executor
-from djinn_lib_service.kinds.executor import SupportsUndo, Undo
 from hypothesis import example, given
 
 from djinn.wire.messages import Poisoned
@@ -17,6 +15,7 @@ from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.executor import Executor, SupportsUndo, Undo
 
 _VIEWS = Recording((filled((2, 3), torch.float32, 1), filled((3,), torch.float32, 2)), (
     call("aten::select.int", Ref(-1), 0, 1),

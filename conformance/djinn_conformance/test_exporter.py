@@ -8,8 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.kinds import Exporter
 from hypothesis import given
 
 from djinn_conformance.annotations import annotated_graphs, bare
@@ -17,6 +15,8 @@ from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, show, snapshot
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.kinds import Exporter
 
 _LIMIT_S = 20.0
 

@@ -7,8 +7,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.kinds import Bounds, CheckedProgram, Guard, Prepared, ProgramChecker
-from djinn_lib_service.operators import operator_named
 from hypothesis import example, given
 
 from djinn.errors import ProgramTooLargeError, ProtocolError, UnknownOperatorError
@@ -30,6 +28,8 @@ from djinn_conformance.oracle import copied, perform, run_eager
 from djinn_conformance.programs import Recording, Ref, RunnableProgram, call, fill, pieces
 from djinn_conformance.strategies import filled, recordings
 from djinn_conformance.subjects import Subject, default_plugins
+from djinn_plugins.common.kinds.guard import Bounds, CheckedProgram, Guard, Prepared, ProgramChecker
+from djinn_plugins.common.operators.operators import operator_named
 
 CPU = torch.device("cpu")
 _GIB = 2**30

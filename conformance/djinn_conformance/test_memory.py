@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import torch
-from djinn_lib_service.kinds import MemoryFactory, MemoryOptions, SupportsEviction
-from djinn_lib_service.kinds.executor import SupportsOutOfMemoryRetry
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -22,6 +20,8 @@ from djinn_conformance.memory_sessions import (
     steps,
 )
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.executor import SupportsOutOfMemoryRetry
+from djinn_plugins.common.kinds.memory import MemoryFactory, MemoryOptions, SupportsEviction
 
 _FEW_ROWS = 14
 _limits = st.builds(

@@ -10,20 +10,6 @@ from typing import Any, get_args
 
 import attrs
 import pytest
-from djinn_lib_server.kinds import MetricsOutput
-from djinn_lib_server.kinds.metrics import (
-    BUCKETS_S,
-    MAX_PROGRAM_NAME,
-    Amounts,
-    Counts,
-    EndedBy,
-    Outcome,
-    ProgramTime,
-    TenantTotals,
-)
-from djinn_lib_server.limits import Limited
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_service.stored_models import StoredFile, StoredModel
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +17,20 @@ from djinn.ir.phase import ExecutionPhase
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.operators.stored_models import StoredFile, StoredModel
+from djinn_plugins.server.kinds.metrics import (
+    BUCKETS_S,
+    MAX_PROGRAM_NAME,
+    Amounts,
+    Counts,
+    EndedBy,
+    MetricsOutput,
+    Outcome,
+    ProgramTime,
+    TenantTotals,
+)
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.tenant_limits import Limited
 
 Open = Callable[..., Any]
 _COUNTS = st.integers(0, 2**62)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional
-from djinn_lib_run.kinds import RunContext, RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from djinn.session import runtime
 from djinn_conformance.assertions import expect, expect_equal, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.run.kinds import RunContext, RunMode
 
 _OWNERS: tuple[Any, ...] = (
     torch, torch.accelerator, torch.amp, torch.autograd, torch.backends, torch.cuda, torch.cuda.amp, torch.jit,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.kinds import Pattern, PatternMatch
 from hypothesis import given
 
 from djinn_conformance.assertions import expect, expect_equal
 from djinn_conformance.graphs import EMPTY, deep_graph, expect_unchanged, graphs, renamed, show, snapshot
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.graph.kinds import Pattern, PatternMatch
 
 _LIMIT_S = 10.0
 

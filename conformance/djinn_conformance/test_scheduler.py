@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import time
 
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.kinds import GraphScheduler
-from djinn_lib_schedule.memory import peak_bytes
-from djinn_lib_schedule.problem import Problem
-from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -18,6 +12,12 @@ from djinn_conformance.assertions import expect, expect_equal, violated
 from djinn_conformance.graphs import EMPTY, chain, deep_graph, expect_unchanged, graphs, show, snapshot
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.kinds import GraphScheduler
+from djinn_plugins.schedule.memory import peak_bytes
+from djinn_plugins.schedule.problem import Problem
+from djinn_plugins.schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 
 _MEMORY = st.one_of(st.none(), st.integers(1, 2**40))
 _NAMES = st.lists(st.sampled_from(["cpu", "cuda:0", "cuda:1", "worker-3"]), min_size=1, max_size=4, unique=True)

@@ -9,13 +9,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 import torch
-from djinn_lib_async.face import materialize_async
 
 from djinn.errors import OperationCancelledError
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect, expect_same_tensor
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.sessions.asynchronous.face import materialize_async
 
 _LOOPS = [name for name in ("asyncio", "trio") if importlib.util.find_spec(name)]
 _TASKS, _ROUNDS = 6, 4

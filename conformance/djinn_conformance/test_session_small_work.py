@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 import torch
-from djinn_lib_service.device_report import device_of
-from djinn_lib_torch.processor import processor_name
 
 from djinn.kinds import Connection
 from djinn.kinds.connection_wrapper import ConnectionWrapper
@@ -22,6 +20,8 @@ from djinn_conformance.assertions import bytes_of, describe, expect, expect_equa
 from djinn_conformance.harness import other_connections
 from djinn_conformance.laws import is_thorough, law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.calls.processor import processor_name
+from djinn_plugins.common.device_report import device_of
 
 _PROGRAMS = 60 if is_thorough() else 10
 _STEPS = 18

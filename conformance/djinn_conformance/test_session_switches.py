@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from djinn_lib_service.switches import switches
 
 from djinn.session.session import Session
 from djinn_conformance.assertions import expect_equal, expect_same_tensor
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.calls.switches import switches
 
 
 @contextlib.contextmanager

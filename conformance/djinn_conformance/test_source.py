@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_graph.capture import capture
-from djinn_lib_graph.graph import Graph
-from djinn_lib_graph.kinds import GraphSource
 from hypothesis import given
 from torch.utils import _pytree as pytree
 
@@ -21,6 +18,9 @@ from djinn_conformance.assertions import expect, expect_equal, expect_raises, ex
 from djinn_conformance.laws import law
 from djinn_conformance.small_models import ModelCall, asking_calls, calls, content, straight_calls
 from djinn_conformance.subjects import Subject
+from djinn_plugins.graph.capture import capture
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.graph.kinds import GraphSource
 
 _LAZY = "lazy_dag"
 

@@ -13,14 +13,14 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_server.kinds import ModelStoreFactory, StoreSample, TensorExtent
-from djinn_lib_service.stored_models import KeepReply
 from hypothesis import given
 from hypothesis import strategies as st
 
 from djinn_conformance.assertions import expect, expect_equal, expect_raises
 from djinn_conformance.laws import law
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.operators.stored_models import KeepReply
+from djinn_plugins.server.kinds.store import ModelStoreFactory, StoreSample, TensorExtent
 
 Make = Callable[[], StoreSample]
 

@@ -10,8 +10,6 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import Channel
-from djinn_lib_service.listening import listen
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -48,6 +46,8 @@ from djinn_conformance.laws import law
 from djinn_conformance.programs import Recording, Ref, call, pieces
 from djinn_conformance.strategies import dense_tensors
 from djinn_conformance.subjects import Subject
+from djinn_plugins.common.kinds.transport import Channel
+from djinn_plugins.common.net.listening import listen
 
 _PATIENCE_S = 10.0
 _LARGE = 2**20 + 3

@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.program_check import check_program
 
 from djinn.ir.tape import Node
 from djinn.ir.value import Slot
@@ -22,6 +21,7 @@ from djinn.wire.tensors import header_of
 from djinn_conformance.assertions import expect_equal, violated
 from djinn_conformance.oracle import perform
 from djinn_conformance.programs import Recording
+from djinn_plugins.common.calls.program_check import check_program
 
 __all__ = ("Written", "expect_freed", "replayed", "written_down")
 

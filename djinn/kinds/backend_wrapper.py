@@ -83,7 +83,7 @@ class BackendWrapper:
 
     @property
     def placing(self) -> Any:
-        """What lets others say which executor runs what; see `djinn_lib_schedule.placing.SupportsPlacement`."""
+        """What lets others say which executor runs what; see `djinn_plugins.schedule.placing.SupportsPlacement`."""
         return getattr(self.plain, "placing", self.plain)
 
     def describe(self, slots: Sequence[Slot]) -> list[Any]:

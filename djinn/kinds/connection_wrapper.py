@@ -43,12 +43,12 @@ class ConnectionWrapper:
 
     @property
     def sending_bytes(self) -> int:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        """As of the wrapped connection; see `djinn_plugins.common.kinds.transport.SupportsProgress`."""
         return int(getattr(self.plain, "sending_bytes", 0))
 
     @property
     def receiving_bytes(self) -> int:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsProgress`."""
+        """As of the wrapped connection; see `djinn_plugins.common.kinds.transport.SupportsProgress`."""
         return int(getattr(self.plain, "receiving_bytes", 0))
 
     @property
@@ -63,7 +63,7 @@ class ConnectionWrapper:
 
     @property
     def answered_early(self) -> int:
-        """Requests that were answered before the server received them; see `djinn_lib_service.early_answers`."""
+        """Requests that were answered before the server received them; see `djinn_plugins.executor.early_answers`."""
         return int(getattr(self.plain, "answered_early", 0))
 
     @property
@@ -80,7 +80,7 @@ class ConnectionWrapper:
         return self.plain.request(batch, tensors)
 
     def later_values(self) -> list[Any] | None:
-        """As of the wrapped connection; see `djinn_lib_service.kinds.transport.SupportsLaterValues`."""
+        """As of the wrapped connection; see `djinn_plugins.common.kinds.transport.SupportsLaterValues`."""
         later_values = getattr(self.plain, "later_values", None)
         return None if later_values is None else later_values()
 

@@ -92,7 +92,7 @@ class Connection(Protocol):
 class SupportsCancellation(Connection, Protocol):
     """Optional method of a `Connection` that cancels the batches sent so far.
 
-    Where interrupts are deferred (see `djinn_lib_interrupts.interrupts`), an interrupt ends the waiting in `submit` and
+    Where interrupts are deferred (see `djinn_plugins.common.interrupts`), an interrupt ends the waiting in `submit` and
     `request`. The batch then counts as sent.
     """
 

@@ -13,7 +13,7 @@ from djinn import lazy_names
 
 
 class _Session(ModuleType):
-    """The package under its other name; see `djinn_lib_async.face.session`."""
+    """The package under its other name; see `djinn_plugins.sessions.asynchronous.face.session`."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         return lazy_names.load("session")(*args, **settings)

@@ -79,7 +79,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         resume: Key that allows a client to resume this session on another connection; empty if it cannot be resumed.
         lease_s: How long after its connection broke the session can be resumed, in seconds.
         received: Number of the last batch received; for a new session, of its greeting.
-        facts: Properties of the device, encoded by `djinn_lib_service.device_report`; empty if there are none.
+        facts: Properties of the device, encoded by `djinn_plugins.common.device_report`; empty if there are none.
     """
 
     protocol: int
@@ -219,7 +219,9 @@ class Run(msgspec.Struct, frozen=True, array_like=True, tag="run"):
 
 
 class RunDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
-    """Run a program as predicted from its earlier runs, with the given differences; see `djinn_lib_service.delta`.
+    """Run a program as predicted from its earlier runs, with the given differences.
+
+    See `djinn_plugins.common.wire.delta`.
 
     Attributes:
         program: Its number.
@@ -431,9 +433,9 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, tag="result"):
         run_ns: How long programs of this session ran since the last answer, if requested; excludes waiting for turns.
         warnings: Warnings that kernels gave since the last answer.
         assumes: If not empty, the answer was sent before its batch: it is the answer only if this is the digest of the
-            batches up to that one; see `djinn_lib_service.early_answers`.
+            batches up to that one; see `djinn_plugins.executor.early_answers`.
         since: Number of the last batch that the server had received then; the digest begins with the next one.
-        others: What it also assumes of other sessions, encoded by `djinn_lib_service.assumptions`.
+        others: What it also assumes of other sessions, encoded by `djinn_plugins.common.wire.assumptions`.
         is_later: Whether ``items`` are the values of ``Batch.later``: then it reports and answers nothing else.
     """
 
@@ -466,7 +468,7 @@ class Goodbye(msgspec.Struct, frozen=True, omit_defaults=True, tag="goodbye"):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Memory layout of a value that is sent in another layout; see `djinn_lib_service.transfers`.
+    """Memory layout of a value that is sent in another layout; see `djinn_plugins.executor.transfers`.
 
     Attributes:
         size: Sizes of the value's dimensions.
@@ -510,7 +512,7 @@ class ValueTransfer(msgspec.Struct, frozen=True, omit_defaults=True, tag="value_
         members: The values that lie in the memory sent as ``item``, in the order of `Send.family`.
         told: Other failures in the sending session that its client does not know yet; their sources are set.
         ahead: If not empty, the client had not requested it, or had requested what was sent ahead; see
-            `djinn_lib_service.assumptions`.
+            `djinn_plugins.common.wire.assumptions`.
     """
 
     transfer: Handle

@@ -53,6 +53,6 @@ def test_each_package_can_be_imported_first() -> None:
 def test_each_module_that_djinn_itself_needs_can_be_imported_first() -> None:
     """`import djinn` sets up the device: if that is what imports a module first, djinn needs the module half-made."""
     needed = run_python("import sys, djinn; print(*(name for name in sys.modules if name.startswith('djinn_')))")
-    assert "djinn_lib_service.operators" in needed.stdout.split()
+    assert "djinn_plugins.common.operators.operators" in needed.stdout.split()
     failed, why = not_importable_first(needed.stdout.split())
     assert not failed, why

@@ -127,10 +127,12 @@ def test_what_is_imported_is_declared() -> None:
 
     always = declared(project["dependencies"])
     extras = {name: declared(requirements) for name, requirements in project["optional-dependencies"].items()}
-    allowed = {"djinn_demo": always | extras["demo"], "djinn_conformance": always | extras["conformance"],
-               "djinn_monitor": always | extras["metrics"], "djinn_metrics_prometheus": always | extras["metrics"],
-               "djinn_lib_dashboard": always | extras["dashboard"], "djinn_server": always | extras["tls"],
-               "djinn_engine_ray": always | extras["ray"]}
+    allowed = {"djinn_plugins.cli.demo": always | extras["demo"], "djinn_conformance": always | extras["conformance"],
+               "djinn_plugins.watch.monitor": always | extras["metrics"],
+               "djinn_plugins.server.prometheus": always | extras["metrics"],
+               "djinn_plugins.common.dashboard": always | extras["dashboard"],
+               "djinn_plugins.server": always | extras["tls"],
+               "djinn_plugins.cluster.ray": always | extras["ray"]}
     own = {"djinn"} | {path.stem for root in IMPORT_ROOTS[1:] for path in root.iterdir()}
     undeclared = {}
     for path in MODULES:

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = sorted(path.name for path in (ROOT / "plugins").glob("djinn_*") if path.is_dir())
-NO_PLUGINS = {"djinn_cli"}
+NO_PLUGINS = {"djinn_plugins.cli"}
 """The command line; libraries are no plugins either."""
 LIBRARIES = [name for name in PACKAGES if name.startswith("djinn_lib_")]
 FOLDERS = [name for name in PACKAGES if name not in {*NO_PLUGINS, *LIBRARIES}]
@@ -81,7 +81,8 @@ def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"djinn", "djinn_autoload.py", "djinn_conformance", "djinn_start.py", "djinn_torch-0.1.0.dist-info",
+    assert tops == {"djinn", "djinn_plugins/autoload.py", "djinn_conformance", "djinn_plugins/start.py",
+                    "djinn_torch-0.1.0.dist-info",
                     *PACKAGES}
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
@@ -90,6 +91,6 @@ def test_the_wheel_announces_its_plugins_the_program_and_the_kit(wheel: zipfile.
     parser = ConfigParser(delimiters=("=",))
     parser.read_string(wheel.read("djinn_torch-0.1.0.dist-info/entry_points.txt").decode())
     assert set(parser["djinn"]) == {folder.replace("_", "-") for folder in FOLDERS}
-    assert parser["console_scripts"]["djinn"] == "djinn_start:main"
-    assert parser["torch.backends"]["djinn"] == "djinn_autoload:load"
+    assert parser["console_scripts"]["djinn"] == "djinn_plugins.start:main"
+    assert parser["torch.backends"]["djinn"] == "djinn_plugins.autoload:load"
     assert parser["pytest11"]["djinn-conformance"] == "djinn_conformance.plugin"

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = [
     ROOT / "djinn" / "wire",
-    ROOT / "plugins" / "djinn_lib_service",
-    ROOT / "plugins" / "djinn_lib_torch",
-    ROOT / "plugins" / "djinn_server",
+    ROOT / "plugins" / "djinn_plugins.executor",
+    ROOT / "plugins" / "djinn_plugins.executor.torch",
+    ROOT / "plugins" / "djinn_plugins.server",
     *sorted((ROOT / "plugins").glob("djinn_transport_*")),
     *sorted((ROOT / "plugins").glob("djinn_executor_*")),
 ]
@@ -22,7 +22,7 @@ WIRE = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
 BANNED_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}
 BANNED_NAMES = {"torch.load", "torch.jit.load", "torch.export.load", "torch.package", "numpy.load", "np.load"}
 BANNED_CALLS = {"eval", "__import__", "execfile"}
-EXEC_ALLOWED = "plugins/djinn_lib_torch/codegen.py"
+EXEC_ALLOWED = "plugins/djinn_plugins/executor/torch/codegen.py"
 """Compiles programs to Python from words of its own; its tests show that nothing from the wire gets into the text."""
 
 
@@ -64,7 +64,8 @@ def test_the_check_lets_ordinary_code_pass() -> None:
 def test_the_modules_are_there() -> None:
     assert all(folder.is_dir() for folder in FOLDERS)
     assert {folder.name for folder in FOLDERS} >= {
-        "djinn_transport_local", "djinn_transport_tcp", "djinn_executor_cpu", "djinn_executor_cuda"}
+        "djinn_plugins.transport.local", "djinn_plugins.transport.tcp", "djinn_plugins.executor.cpu",
+        "djinn_plugins.executor.cuda"}
     assert len(WIRE) >= 2 * len(FOLDERS)
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_torch.growing import GrowingValues
 from support.models.gpt2 import gpt2
 from transformers import DynamicCache
 
 import djinn
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.torch.growing import GrowingValues
 
 DEVICE = "remote_accelerator:0"
 LENGTH = 4096

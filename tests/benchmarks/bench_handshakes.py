@@ -18,8 +18,8 @@ from pathlib import Path
 
 CLIENT = """
 import sys, time
-from djinn_lib_service.settings import TlsSettings
-from djinn_transport_tcp.client import connect, connect_tls
+from djinn_plugins.common.settings.connection import TlsSettings
+from djinn_plugins.transport.tcp.client import connect, connect_tls
 from djinn.kinds.transport import ConnectOptions
 from djinn.settings import Settings
 
@@ -55,7 +55,7 @@ class Server:
             options = ["--tls-cert", str(made)]
         self._log = (folder / "log").open("w")
         self._process = subprocess.Popen(
-            [python, "-P", "-c", "from djinn_cli.app import main; main()", "serve", "--port", "0",
+            [python, "-P", "-c", "from djinn_plugins.cli.app import main; main()", "serve", "--port", "0",
              "--threads", "1", "--drain-s", "0", *options],
             env=self._environment, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=folder)
         assert self._process.stdout is not None

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from time import perf_counter
 
 import torch
-from djinn_lib_graph.graph import RecordedGraph
 from pytest_benchmark.fixture import BenchmarkFixture
 from support.models import gpt2
 
 import djinn
+from djinn_plugins.graph.graph import RecordedGraph
 
 DEVICE = "remote_accelerator:0"
 TURNS = 7

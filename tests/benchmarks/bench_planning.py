@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
-from djinn_scheduler_latency.scheduler import LatencyScheduler
 from pytest_benchmark.fixture import BenchmarkFixture
 from support.planning import graphs, predictions
 
 import djinn
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import DeviceInfo, LinkProfile
 
 PROGRAMS: dict[str, Callable[[], Callable[[], Any]]] = {
     "GPT-2 forward": lambda: predictions.gpt2_work()[0],

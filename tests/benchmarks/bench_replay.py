@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
 
 import djinn
 from djinn.session.programs import lay_out, program_of
+from djinn_plugins.executor.cpu.executor import CpuExecutor
 
 BLOCKS = 40
 BLOCK = """

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.servers.connection_options import connect_options
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
 
 LENGTH = 64 * 2**20
 

@@ -109,7 +109,7 @@ class ServerProcess:
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers of the benchmark's own."""
-    program = "from djinn_cli.app import main; main()"
+    program = "from djinn_plugins.cli.app import main; main()"
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> ServerProcess:

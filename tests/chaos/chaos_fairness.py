@@ -21,11 +21,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import Worked, percentile, products_for
 from support.servers.serving import Serving
+
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 REQUESTS = int(os.environ.get("DJINN_CHAOS_REQUESTS", "800"))
 LENGTH_S = 5e-3

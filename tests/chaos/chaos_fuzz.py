@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_transport_tcp.client import connect
 from support.network.frame_feeder import limit_memory
 from support.network.frame_fuzzer import TYPED, attack, came_to_rest, feed, loud_lines
 from support.network.frames import Frames, load, record, save, written
@@ -19,6 +18,7 @@ from support.servers.serving import Serving
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import connect
 
 FRAMES = int(os.environ.get("DJINN_CHAOS_FRAMES", "1000000"))
 FRAMES_OVER_TCP = FRAMES // 25

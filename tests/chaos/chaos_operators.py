@@ -14,19 +14,19 @@ from pathlib import Path
 
 import attrs
 import pytest
-from djinn_guard_core.allowlist import release
-from djinn_guard_core.layouts import is_proven
-from djinn_lib_service.operators import operator_named
 from support.operators import fuzzer
 from support.operators.fuzzer import Found, Settings, allowed, look_everywhere, not_called, own, told, without_form
 from support.reports.reliability import RESULTS
 
 from djinn.ir.schema import facts_of
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.allowlist import release
+from djinn_plugins.guard.layouts import is_proven
 
 CALLS = 200_000
 EACH = 100
 PARTS = 12
-JUDGED = ("plugins/djinn_guard_core", "plugins/djinn_lib_torch")
+JUDGED = ("plugins/djinn_plugins/guard", "plugins/djinn_plugins/executor/torch")
 """What decides whether a call is made, and how."""
 SEED = datetime.datetime.now(datetime.UTC).date().toordinal()
 """Other calls every night."""

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from djinn_backend_replay.settings import RecoverySettings
 from support.models.gpt2 import PROMPT, gpt2
 from support.servers.crashes import DEVICE, Supervised, killed, random_program, same, trained
 
 import djinn
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
+from djinn_plugins.replay.settings import RecoverySettings
 
 STEPS = int(os.environ.get("DJINN_CHAOS_STEPS", "10000"))
 BUDGET_S = RecoverySettings().recovery_budget_s

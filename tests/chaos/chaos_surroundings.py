@@ -18,11 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.frames import encode_head
-from djinn_server.tickets import VALID_S
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from safetensors.torch import load_file, save_file
 from support.clients.tenants import session
 from support.sandbox import takeover
@@ -40,6 +35,11 @@ from djinn.kinds.transport import ConnectOptions
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Failure, PeerHello, Plain, Run, Upload, ValueTransfer
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.memory.fingerprint import mark_of
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.server.tickets import VALID_S
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="these surroundings are Linux's")
 is_root = pytest.mark.skipif(sys.platform == "linux" and os.geteuid() != 0, reason="it takes root")
@@ -305,7 +305,8 @@ def test_kernels_without_parts_of_the_sandbox(tmp_path: Path, tell: Tell) -> Non
         with ColdServer(tmp_path / "log", "--sandbox", "require", prelude=prelude, **given) as server:
             assert bool(server.address) == (not missing)
             assert not missing or (server.status == 2 and f"require: {missing.partition(',')[0]}: " in server.text)
-        doctor = subprocess.run([sys.executable, "-c", f"{prelude}from djinn_cli.app import main; main(['doctor'])"],
+        doctor = subprocess.run([sys.executable, "-c",
+                                 f"{prelude}from djinn_plugins.cli.app import main; main(['doctor'])"],
                                 capture_output=True, text=True, check=False, env=os.environ | given).stdout
         for part in filter(None, missing.split(", ")):
             assert f"sandbox of servers: {part}" in doctor

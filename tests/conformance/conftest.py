@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import attrs
 import pytest
-from djinn_conformance import specs
 from support.processes.warm import run_pytest
+
+from djinn_conformance import specs
 
 BROKEN = Path(__file__).parent / "broken"
 _TIMEOUT_S = 280

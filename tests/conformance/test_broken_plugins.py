@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from djinn_conformance import specs
 from djinn_conformance.laws import is_thorough
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import djinn_conformance
 import pytest
+
+import djinn_conformance
 from djinn_conformance import specs
 from djinn_conformance.laws import law, laws_by_test, mismatches
 

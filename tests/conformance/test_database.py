@@ -12,13 +12,13 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+
+import djinn
 from djinn_conformance import database, report, workers
 from djinn_conformance.database import Difference, Direction, Unit, judge, units
 from djinn_conformance.expectations import Expectation, expectations, expected, parse_expectations
 from djinn_conformance.report import Count, RunCounts
 from djinn_conformance.specs import SpecError
-
-import djinn
 
 _ADD = Unit("add", "float32", Direction.FORWARD)
 _EXPECTED = """

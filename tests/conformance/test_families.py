@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from djinn_conformance.families import (
     domains,
     expected_differences,

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from djinn_conformance import specs
 from support.mutants.catalogue import MUTANTS
 from support.mutants.planting import Mutant
+
+from djinn_conformance import specs
 
 Key = tuple[str, str, tuple[str, ...], str]
 """Name of the mutant, or nothing; and what is looked at."""

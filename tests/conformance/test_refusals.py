@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djinn.errors import UnknownOperatorError
 from djinn_conformance import specs
 from djinn_conformance.families import families
 from djinn_conformance.program_forms import Drawer, Form, table
 from djinn_conformance.programs import RecordedCall, Ref, call
 from djinn_conformance.refusals import is_listed, is_listed_call, overlaps_itself, parse_refusals, refusals
 from djinn_conformance.variants import variants_of
-from djinn_guard_core.allowlist import require_allowed
-from djinn_guard_core.calls import check_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from djinn.errors import UnknownOperatorError
+from djinn_plugins.guard.allowlist import require_allowed
+from djinn_plugins.guard.calls import check_of
 
 _GOOD = """
 [[refused]]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from djinn.plugins import Plugins
 from djinn_conformance.compositions import COMPOSED, composed
 from djinn_conformance.subjects import SelectionError, select
 
-from djinn.plugins import Plugins
-
 _TWO_KINDS = """
 from djinn.hookspecs import hookimpl
-from djinn_lib_graph.kinds import Annotations
+from djinn_plugins.graph.kinds import Annotations
 
 
 class Thing:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from djinn_conformance import specs
-from djinn_conformance.capabilities import FOUND_OUT
 
 import djinn.hookspecs
 import djinn.kinds
 from djinn.plugins import KINDS
+from djinn_conformance import specs
+from djinn_conformance.capabilities import FOUND_OUT
 
 _LAWS = re.compile(r"^ *Laws:\n((?: +[a-z_., ]+\n)+)", re.MULTILINE)
 _GOOD = """
@@ -47,7 +47,7 @@ def test_docstrings_and_specifications_name_the_same_laws(kind: str) -> None:
     name, _, protocol = spec.protocol.rpartition(".")
     module = importlib.import_module(name)
     # The serving half of a contract is in the library.
-    served = f"djinn_lib_service.kinds.{kind}"
+    served = f"djinn_plugins.common.kinds.{kind}"
     modules = [module, *([importlib.import_module(served)] if importlib.util.find_spec(served) else [])]
     named = {law for each in modules for law in _named_in(each)}
     assert {law for law in named if law.startswith(f"{kind}.")} == {law.id for law in spec.laws}

@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+
 from djinn_conformance import tally, training
 from djinn_conformance.journal import EventLog
 from djinn_conformance.training import Case, TrainingExpectation, check_all, training_spec

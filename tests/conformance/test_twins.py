@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from djinn_conformance.differential import EagerLine, LineOutcome, eager_twin, remote_twin
 
 PROGRAM = """

@@ -21,14 +21,15 @@ from typing import Any
 import attrs
 import pytest
 import typer.main
-from djinn_authenticator_tokens.authenticators import TokenAuthentication
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_cli.app import build
-from djinn_engine_kubernetes.objects import Objects
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
-from djinn_lib_server.options import ServeOptions, options_from
-from djinn_server.checks import check_options
 from support.processes.warm import clean_environment, run_djinn
+
+from djinn_plugins.cli.app import build
+from djinn_plugins.cluster.kinds import ClusterSpec, EngineProgram
+from djinn_plugins.cluster.kubernetes.objects import Objects
+from djinn_plugins.server.checks import check_options
+from djinn_plugins.server.options import ServeOptions, options_from
+from djinn_plugins.server.tokens.authenticators import TokenAuthentication
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "docs" / "deployment"
@@ -37,7 +38,7 @@ ENDING_S = 10.0
 """What workers may take to end after `--drain-s`."""
 START_TIMEOUT_S = 240.0
 SERVER = f"""#!/bin/bash
-exec {shlex.quote(sys.executable)} -c 'from djinn_start import main; main()' "$@"
+exec {shlex.quote(sys.executable)} -c 'from djinn_plugins.start import main; main()' "$@"
 """
 # Takes the options that the script gives, and becomes the step, as a child of the batch script.
 SRUN = """#!/bin/bash

@@ -19,8 +19,6 @@ from typing import Any
 import attrs
 import pytest
 import typer.main
-from djinn_cli.app import build
-from djinn_conformance import specs
 from support.pages.sources import files_in
 from support.processes.warm import WarmPython, clean_environment, run_pytest, run_python
 from support.servers.serving import Serving
@@ -28,6 +26,8 @@ from support.servers.serving import Serving
 import djinn
 from djinn.plugins import KINDS
 from djinn.plugins.manager import Plugins
+from djinn_conformance import specs
+from djinn_plugins.cli.app import build
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -116,7 +116,7 @@ def run(page: Path, folder: Path, address: str = ADDRESS, **environment: str) ->
 
 @pytest.fixture
 def server_address(tmp_path: Path) -> Iterator[str]:
-    code = "from djinn_cli.app import main; main()"
+    code = "from djinn_plugins.cli.app import main; main()"
     process = WarmPython(code, ["serve", "--device", "cpu", "--threads", "1"], environment=clean_environment(),
                          log=tmp_path / "server.log", has_djinn=True)
     try:
@@ -380,7 +380,7 @@ def test_every_command_and_option_is_described() -> None:
 
 
 @pytest.mark.parametrize("path", sorted([*(ROOT / "djinn/kinds").glob("*.py"),
-                                         *(ROOT / "plugins/djinn_lib_service/kinds").glob("*.py")]), ids=str)
+                                         *(ROOT / "plugins/djinn_plugins/common/kinds").glob("*.py")]), ids=str)
 def test_optional_abilities_are_in_the_page_of_their_kind(path: Path) -> None:
     abilities = [node for node in ast.parse(path.read_text()).body
                  if isinstance(node, ast.ClassDef) and node.name.startswith("Supports")]

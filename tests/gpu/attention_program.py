@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from djinn_lib_service.attention_operators import attention_operators
 from torch.nn.attention import SDPBackend
+
+from djinn_plugins.common.operators.attention import attention_operators
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 FORMS: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ class Step:
 
 
 STEPS = (
-    Step("what is installed", 60, (sys.executable, "-c", "from djinn_start import main; main()", "doctor")),
+    Step("what is installed", 60, (sys.executable, "-c", "from djinn_plugins.start import main; main()", "doctor")),
     Step("operators equal local PyTorch", 60, (*_PYTEST, "tests/gpu/test_kernels.py")),
     Step("a server's results, losses and memory", 150, (*_PYTEST, "tests/gpu/test_served.py")),
     Step("the executor", 90, (*_PYTEST, "tests/integration/test_cuda.py", "-k", f"not ({_RANDOM})")),

@@ -11,8 +11,9 @@ import warnings
 from typing import Any
 
 import torch
-from djinn_lib_service.recurrent_operators import GRU, LSTM, RELU, TANH, recurrent_operators
 from torch import nn
+
+from djinn_plugins.common.operators.recurrent import GRU, LSTM, RELU, TANH, recurrent_operators
 
 KINDS: dict[str, tuple[int, type[nn.RNNBase], dict[str, Any]]] = {
     "LSTM": (LSTM, nn.LSTM, {}), "GRU": (GRU, nn.GRU, {}), "RNN, tanh": (TANH, nn.RNN, {}),

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from djinn_lib_service.device_report import device_of
 from gpu import programs
 from support.processes.warm import run_script
 from support.servers.serving import Serving
@@ -18,6 +17,7 @@ import djinn
 from djinn.errors import DeviceLostError
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
+from djinn_plugins.common.device_report import device_of
 
 D = "remote_accelerator:0"
 GIB = 2**30

@@ -16,13 +16,6 @@ from typing import Any, Protocol, Self
 import attrs
 import pytest
 import trustme
-from djinn_lib_service.frames import encode_head
-from djinn_lib_service.options import ListenOptions
-from djinn_transport_tcp.address import parse_address
-from djinn_transport_tcp.client import SocketConnection, connect, connect_unix
-from djinn_transport_tcp.listener import SocketChannel, SocketListener, listen, listen_unix
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
@@ -30,6 +23,13 @@ from support.servers.serving import PROGRAM, workers_of
 import djinn
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Hello, Refusal, Starting, Welcome
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.transport.tcp.address import parse_address
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_unix
+from djinn_plugins.transport.tcp.listener import SocketChannel, SocketListener, listen, listen_unix
+from djinn_plugins.transport.tcp.sockets import ByteStream
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0

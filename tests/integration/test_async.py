@@ -12,12 +12,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 import torch
-from djinn_lib_async import calls
 from support.clients.interrupted import Work
 
 import djinn
 from djinn.errors import OperationCancelledError, TransportError
 from djinn.session import runtime
+from djinn_plugins.sessions.asynchronous import calls
 
 DEVICE = "remote_accelerator:0"
 TURNS = 50

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.recurrent_operators import GRU, recurrent_operators
 from support.recording.believed_cuda import believed_cuda
 from torch import nn
 
 import djinn
+from djinn_plugins.common.operators.recurrent import GRU, recurrent_operators
 
 D = "remote_accelerator:0"
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN}

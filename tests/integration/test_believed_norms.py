@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.norm_operators import norm_operators
 from support.recording.believed_cuda import believed_cuda
 from torch import nn
 
 import djinn
+from djinn_plugins.common.operators.norms import norm_operators
 
 D = "remote_accelerator:0"
 LAYERS = {

@@ -15,15 +15,15 @@ from typing import Any
 import anyio
 import pytest
 import torch
-from djinn_engine_local.engine import LocalEngines
-from djinn_lib_cluster import keeping
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram
-from djinn_lib_cluster.records import Records
 from support.models.gpt2 import PROMPT, generated, gpt2
 from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until
 from support.servers.serving import has_ended, workers_of
 
 import djinn
+from djinn_plugins.cluster import keeping
+from djinn_plugins.cluster.kinds import ClusterSpec, EngineProgram
+from djinn_plugins.cluster.local.engine import LocalEngines
+from djinn_plugins.cluster.records import Records
 
 DRAINS = """
 import os, pathlib, signal, sys

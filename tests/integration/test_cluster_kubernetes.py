@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from djinn_cluster.clusters import make
-from djinn_cluster.joining import await_servers_apart
-from djinn_cluster.programs import programs_of
-from djinn_engine_kubernetes.engine import KubernetesEngines
-from djinn_lib_cluster.asking import parse
-from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, SupportsHosts
-from djinn_lib_cluster.messages import Join, LoadReport, encoded
-from djinn_lib_server.secret_files import key_in
 from support.servers.clusters import when
 from support.servers.kubernetes import Kubernetes
 
 from djinn.errors import ConfigurationError
+from djinn_plugins.cluster.asking import parse
+from djinn_plugins.cluster.clusters import make
+from djinn_plugins.cluster.joining import await_servers_apart
+from djinn_plugins.cluster.kinds import ClusterSpec, Engine, EngineProgram, SupportsHosts
+from djinn_plugins.cluster.kubernetes.engine import KubernetesEngines
+from djinn_plugins.cluster.messages import Join, LoadReport, encoded
+from djinn_plugins.cluster.programs import programs_of
+from djinn_plugins.common.files.secret_files import key_in
 
 SERVES = """
 import os, signal, sys

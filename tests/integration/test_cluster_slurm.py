@@ -18,11 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.certificates import certificates
-from djinn_engine_slurm.engine import SlurmEngines
-from djinn_engine_slurm.node import SPEC
-from djinn_lib_cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
-from djinn_lib_cluster.records import Records
 from support.models.gpt2 import PROMPT, generated, gpt2
 from support.servers.clusters import MODEL, TIMEOUT_S, TOKENS, Clusters, Killing, wait_until, when
 from support.servers.serving import has_ended, workers_of
@@ -31,6 +26,11 @@ from support.servers.slurm_commands import ENDED
 
 import djinn
 from djinn.errors import ConfigurationError
+from djinn_conformance.certificates import certificates
+from djinn_plugins.cluster.kinds import ClusterSpec, Engine, EngineProgram, ProgramReport
+from djinn_plugins.cluster.records import Records
+from djinn_plugins.cluster.slurm.engine import SlurmEngines
+from djinn_plugins.cluster.slurm.node import SPEC
 
 AUTHORITY = certificates().authority
 on_slurm_too = pytest.mark.parametrize("system", SYSTEMS)

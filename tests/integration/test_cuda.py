@@ -11,16 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.assertions import bytes_of
-from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
-from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
-from djinn_conformance.strategies import filled, recordings
-from djinn_executor_cuda.executor import CudaExecutor, CudaExecutorFactory
-from djinn_executor_cuda.graph_eligibility import RUNS_BEFORE_RECORDING
-from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
-from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_executor_cuda.staging_sizes import STAGING_BYTES
-from djinn_lib_torch.calls import bind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import cuda_training
@@ -30,6 +20,16 @@ import djinn
 from djinn.ir.program import Program
 from djinn.plugins import Plugins
 from djinn.wire.tensors import DTYPES
+from djinn_conformance.assertions import bytes_of
+from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
+from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
+from djinn_conformance.strategies import filled, recordings
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.executor.cuda.executor import CudaExecutor, CudaExecutorFactory
+from djinn_plugins.executor.cuda.graph_eligibility import RUNS_BEFORE_RECORDING
+from djinn_plugins.executor.cuda.overlapping import OverlappingCudaExecutor
+from djinn_plugins.executor.cuda.recorded import RecordedProgram
+from djinn_plugins.executor.cuda.staging_sizes import STAGING_BYTES
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -16,17 +16,17 @@ from urllib.parse import urlsplit
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_conformance.certificates import certificates
-from djinn_dashboard.model import ServerModel
-from djinn_dashboard.output import Dashboards
-from djinn_lib_server.kinds.metrics import Amounts, Counts, TenantTotals
-from djinn_lib_server.options import DashboardOptions, ServeOptions, TlsOptions
 from support.pages.chromium import browser
 from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import ConfigurationError, DjinnError, RefusedError, SessionTerminatedError
+from djinn_conformance.certificates import certificates
+from djinn_plugins.server.kinds.metrics import Amounts, Counts, TenantTotals
+from djinn_plugins.server.options import DashboardOptions, ServeOptions, TlsOptions
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.watch.dashboard.model import ServerModel
+from djinn_plugins.watch.dashboard.output import Dashboards
 
 TIMEOUT_S = 60.0
 

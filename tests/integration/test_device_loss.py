@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.executor import reason_of_loss
-from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.options import ListenOptions
-from djinn_server.server import Server
 from support.processes.warm import run_python
 from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import DeviceLostError
 from djinn.plugins import Plugins
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.executor import reason_of_loss
+from djinn_plugins.server.server import Server
 
 DEVICE = "remote_accelerator:0"
 
@@ -64,10 +64,10 @@ def test_the_session_learns_why_and_the_process_ends() -> None:
 FRAGILE = """
 import torch
 import djinn.plugins
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.executor import reason_of_loss
-from djinn_lib_torch.calls import bind
-from djinn_lib_torch.executor import TorchProgram
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.executor import reason_of_loss
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.executor.torch.executor import TorchProgram
 
 class Fragile:
     is_lost = False

@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_trace.spans import SpanStage, spans_of
-from djinn_monitor.reading import read
 from support.servers.serving import Serving
 
 import djinn
 from djinn.errors import ProgramTimeoutError
+from djinn_plugins.common.tracing.spans import SpanStage, spans_of
+from djinn_plugins.watch.monitor.reading import read
 
 D = "remote_accelerator:0"
 PATIENT = """
 import time
 import djinn.plugins
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_torch.calls import bind
-from djinn_lib_torch.executor import TorchProgram
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.executor.torch.executor import TorchProgram
 
 class Point:
     def __init__(self, at_s):

@@ -22,13 +22,21 @@ import attrs
 import pytest
 from anyio.abc import SocketListener
 from anyio.from_thread import start_blocking_portal
+from support.processes.warm import WarmPython, clean_environment
+from support.servers.serving import Serving
+
+import djinn
+from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
+from djinn.plugins import Plugins
+from djinn.session.connecting import connect
+from djinn.settings import Config
 from djinn_conformance.certificates import certificates
-from djinn_directory import ordering
-from djinn_directory.announcing import Announcements
-from djinn_directory.choosing import SETTLING_S, STALE_S, ServerListing
-from djinn_directory.endpoint import DirectoryEndpoint
-from djinn_lib_cluster.asking import ask, parse, trusting
-from djinn_lib_cluster.messages import (
+from djinn_plugins.cluster.asking import ask, parse, trusting
+from djinn_plugins.cluster.directory import ordering
+from djinn_plugins.cluster.directory.announcing import Announcements
+from djinn_plugins.cluster.directory.choosing import SETTLING_S, STALE_S, ServerListing
+from djinn_plugins.cluster.directory.endpoint import DirectoryEndpoint
+from djinn_plugins.cluster.messages import (
     MAX_LINE_BYTES,
     Accepted,
     DirectoryProblem,
@@ -39,17 +47,9 @@ from djinn_lib_cluster.messages import (
     Resolve,
     encoded,
 )
-from djinn_lib_cluster.settings import ClusterSettings
-from djinn_lib_server.options import DirectoryOptions, ServeOptions
-from djinn_lib_server.secret_files import key_in
-from support.processes.warm import WarmPython, clean_environment
-from support.servers.serving import Serving
-
-import djinn
-from djinn.errors import ConfigurationError, ProtocolError, RefusedError, TransportError
-from djinn.plugins import Plugins
-from djinn.session.connecting import connect
-from djinn.settings import Config
+from djinn_plugins.common.files.secret_files import key_in
+from djinn_plugins.common.settings.cluster import ClusterSettings
+from djinn_plugins.server.options import DirectoryOptions, ServeOptions
 
 KEY, TOKEN = "k" * 20, "a-long-token"
 AUTHORITY = certificates().authority
@@ -371,7 +371,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPage]:
     folder = tmp_path_factory.mktemp("cluster")
     command = ["directory", "--name", "lab", "--key", str(folder / "key"), "--dashboard-port", "0",
                "--address-file", str(folder / "address"), "--tls-cert", certificates().server]
-    with WarmPython("from djinn_cli.app import main; main()", command, environment=clean_environment(DJINN_TOKEN=TOKEN),
+    with WarmPython("from djinn_plugins.cli.app import main; main()", command,
+                    environment=clean_environment(DJINN_TOKEN=TOKEN),
                     log=folder / "log", has_djinn=True) as process:
         address = process.stdout.readline().split()[-1]
         assert (folder / "address").read_text() == f"{address}\n"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.servers.connection_options import connect_options
 
 from djinn.errors import TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 CLIENTS = 3

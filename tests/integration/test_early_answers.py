@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import connect
 from support.models import gpt2
 from support.network import delaying_proxy
 from support.servers.connection_options import connect_options
@@ -21,6 +20,7 @@ from support.servers.connection_options import connect_options
 import djinn
 from djinn.wire.messages import Batch, Free, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import connect
 
 DEVICE = "remote_accelerator:0"
 NEW = 40

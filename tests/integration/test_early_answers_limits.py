@@ -12,16 +12,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.assumptions import MAX_EARLY, MAX_EARLY_BYTES
-from djinn_lib_service.delta import RunPredictor
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 from support.servers.tcp import frame
 from unit.test_speculation import ADD, DEFINITIONS
 
 import djinn
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Message, Result, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.assumptions import MAX_EARLY, MAX_EARLY_BYTES
+from djinn_plugins.common.wire.delta import RunPredictor
+from djinn_plugins.transport.tcp.sockets import ByteStream
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 DEVICE = "remote_accelerator:0"
 HELLO = Hello(PROTOCOL_VERSION, str(torch.__version__), "3.11.7", sys.byteorder, resumes=True, takes_early=True)

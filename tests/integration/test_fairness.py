@@ -19,10 +19,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
-from djinn_monitor.reading import TenantReading, read
-from djinn_transport_tcp.client import SocketConnection
 from support.clients.hostile import hostile_tenant
 from support.clients.tenants import SIZE, Saturating, Worked, percentile, products_for, session
 from support.processes.long_work import ENDLESS, LONG, STEPS_OF_LONG, Working
@@ -36,6 +32,10 @@ from djinn.plugins import Plugins
 from djinn.session.connecting import connect
 from djinn.wire.messages import Batch, Define, Run, Seed, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection
+from djinn_plugins.watch.monitor.reading import TenantReading, read
 
 WINDOW_S = 2.5
 pytestmark = [pytest.mark.alone,

@@ -17,14 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import HEAD, encode_head
-from djinn_lib_service.options import ListenOptions
-from djinn_lib_service.tensor_bytes import buffer_of
-from djinn_server.pending_handshakes import MAX_WAITING
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from djinn_transport_tcp.listener import SocketListener, listen, listen_tls
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 from support.network.fault_proxy import Bandwidth, BitFlip, FaultProxy, Latency, LimitData, ResetPeer, Slicer
 from support.network.frame_feeder import resident_bytes
 from support.servers.connection_options import connect_options
@@ -34,6 +26,14 @@ from djinn.errors import DjinnError, TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.memory.tensor_bytes import buffer_of
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.common.wire.frames import HEAD, encode_head
+from djinn_plugins.server.pending_handshakes import MAX_WAITING
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
+from djinn_plugins.transport.tcp.listener import SocketListener, listen, listen_tls
+from djinn_plugins.transport.tcp.sockets import ByteStream
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"

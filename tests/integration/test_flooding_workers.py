@@ -17,9 +17,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_service.stored_models import stored_operators
-from djinn_transport_tcp.client import SocketConnection, connect
 from support.servers.connection_options import connect_options
 from support.servers.serving import Serving
 
@@ -28,6 +25,9 @@ from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.operators.stored_models import stored_operators
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="it looks at processes as Linux shows them"),
               pytest.mark.timeout(300)]

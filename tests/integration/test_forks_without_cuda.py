@@ -49,7 +49,7 @@ torch.cuda._device_count_nvml = lambda: -1 if NO_LIBRARY else 2
 torch.cuda._lazy_init = starting("init")
 for name in ("_cuda_init", "_cuda_getDeviceCount", "_cuda_getDevice", "_cuda_setDevice"):
     setattr(torch._C, name, starting(name))
-from djinn_cli.app import main
+from djinn_plugins.cli.app import main
 main()
 """
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import connect
 from support.network.frame_feeder import limit_memory
 from support.network.frame_fuzzer import TYPED, attack, feed, loud_lines
 from support.network.frames import Frames, Mutator, load, parts, record, save, written
@@ -19,6 +18,7 @@ from support.network.frames import Frames, Mutator, load, parts, record, save, w
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import connect
 
 pytest.importorskip("transformers")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process can be limited on Linux")

@@ -15,10 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
-from djinn_server.pending_handshakes import MAX_WAITING
-from djinn_transport_tcp.client import SocketConnection, connect
 from support.servers.serving import Serving, children_of, has_ended
 
 from djinn.errors import RefusedError, TransportError
@@ -27,6 +23,10 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Peer, Poisoned, Receive, Run, Send, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.server.pending_handshakes import MAX_WAITING
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 ONES = torch.ones(4)
@@ -137,7 +137,7 @@ def test_no_orphans_after_sigterm(start: Callable[..., Any], tokens: TokenFile) 
 def test_a_worker_knows_no_secrets_of_the_gateway_and_ends_when_that_is_killed(start_server: Any) -> None:
     server = start_server(DJINN_TOKEN="very secret", DJINN_OWNER="mine too", STARTS_FORKSERVER="1")
     (forkserver,) = children_of(server.process.pid)
-    assert b"djinn_server.forkserver" in Path(f"/proc/{forkserver}/cmdline").read_bytes()
+    assert b"djinn_plugins.server.forkserver" in Path(f"/proc/{forkserver}/cmdline").read_bytes()
     connection = session(server, "very secret")
     workers = server.workers
     for worker in workers:
@@ -178,7 +178,7 @@ def test_workers_are_forked_and_go_on_without_whoever_forked_them(start_server: 
 @pytest.fixture
 def impatient(tmp_path: Path) -> Iterator[Serving]:
     """A server that waits a second for its forkserver."""
-    prelude = "import djinn_server.spawning; djinn_server.spawning.SPAWN_TIMEOUT_S = 1.0\n"
+    prelude = "import djinn_plugins.server.spawning; djinn_plugins.server.spawning.SPAWN_TIMEOUT_S = 1.0\n"
     with Serving(tmp_path / "log", "--isolate", "tenant", prelude=prelude) as running:
         yield running
 
@@ -187,9 +187,9 @@ def test_a_forkserver_may_import_for_longer_than_it_may_take_to_fork(tmp_path: P
     # On a busy machine, its imports took more than 30 s. Then the gateway started a worker that imported the same, and
     # refused clients.
     prelude = (
-        "import djinn_server.starting; djinn_server.starting.PATIENCE_S = 0.3\n"
-        "import djinn_server.spawning, djinn_server.opening as opening, time\n"
-        "djinn_server.spawning.SPAWN_TIMEOUT_S, prepare = 3.0, opening.prepare\n"
+        "import djinn_plugins.server.starting; djinn_plugins.server.starting.PATIENCE_S = 0.3\n"
+        "import djinn_plugins.server.spawning, djinn_plugins.server.opening as opening, time\n"
+        "djinn_plugins.server.spawning.SPAWN_TIMEOUT_S, prepare = 3.0, opening.prepare\n"
         "opening.prepare = lambda plugins: (time.sleep(4), prepare(plugins))\n")
     token = tokens.create("a")
     with Serving(tmp_path / "log", "--tokens", str(tokens.path), prelude=prelude) as server:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_run.replacing import replaced
-from djinn_lib_run.report import RunReport
-from djinn_mode_accelerator.libraries import replacements
 from support.models.generate_modes import MODES, generated, grouped_query_llama
 
 import djinn
+from djinn_plugins.run.accelerator.libraries import replacements
+from djinn_plugins.run.replacing import replaced
+from djinn_plugins.run.report import RunReport
 
 pytestmark = [pytest.mark.usefixtures("on_a_server"), pytest.mark.filterwarnings("ignore")]
 _LEAST_MODES = 19

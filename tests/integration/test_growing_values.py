@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.options import ListenOptions
-from djinn_lib_torch.growing import GrowingValues
-from djinn_server.server import Server
 
 import djinn
 from djinn.plugins import Plugins
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.torch.growing import GrowingValues
+from djinn_plugins.server.server import Server
 
 DEVICE = "remote_accelerator:0"
 TOKENS = 24

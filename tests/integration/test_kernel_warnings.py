@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.kernel_warnings import KernelWarnings
 
 import djinn
 from djinn.wire.messages import MAX_WARNINGS, Warned
+from djinn_plugins.common.kernel_warnings import KernelWarnings
 
 REMOTE = "remote_accelerator:0"
 CALLS: dict[str, Callable[[str], Any]] = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_known_values.answers import RememberedAnswers
 from support.models import gpt2
 
 import djinn
+from djinn_plugins.client.known_values.answers import RememberedAnswers
 
 pytestmark = pytest.mark.usefixtures("on_a_server")
 DEVICE = "remote_accelerator:0"

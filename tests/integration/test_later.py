@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_later import backend as backends
 from support.network import delaying_proxy
 from support.processes.warm import run_python
 
 import djinn
 from djinn.errors import SessionClosedError
 from djinn.hookspecs import hookimpl
+from djinn_plugins.client.later import backend as backends
 
 DEVICE = "remote_accelerator:0"
 STEPS = 12

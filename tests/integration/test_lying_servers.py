@@ -13,15 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from djinn_cluster.resolving import resolve
-from djinn_lib_cluster.messages import DirectoryProblem, ListedServer, ServerList, encoded
-from djinn_lib_cluster.settings import ClusterSettings
-from djinn_lib_service.assumptions import MAX_EARLY
-from djinn_lib_service.terminal_text import harmless
-from djinn_transport_tcp.answers import checked
-from djinn_transport_tcp.connection import SocketConnection
-from djinn_transport_tcp.reasons import refused
-from djinn_transport_tcp.stream import FrameStream
 from safetensors.torch import save_file
 from support.network.lying import Liar
 from support.servers.serving import Serving
@@ -44,6 +35,15 @@ from djinn.wire.messages import (
     Welcome,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.cluster.messages import DirectoryProblem, ListedServer, ServerList, encoded
+from djinn_plugins.cluster.resolving import resolve
+from djinn_plugins.common.net.terminal_text import harmless
+from djinn_plugins.common.settings.cluster import ClusterSettings
+from djinn_plugins.common.wire.assumptions import MAX_EARLY
+from djinn_plugins.transport.tcp.answers import checked
+from djinn_plugins.transport.tcp.connection import SocketConnection
+from djinn_plugins.transport.tcp.reasons import refused
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 DEVICE = "remote_accelerator:0"
 SEEDS = 12

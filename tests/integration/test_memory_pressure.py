@@ -14,12 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
-from djinn_lib_service.upload_dedup import reusing
-from djinn_lib_service.upload_digests import digest_of
-from djinn_monitor.reading import Reading, TenantReading, read
-from djinn_transport_tcp.client import SocketConnection, connect
 from support.processes.warm import clean_environment, run_djinn
 from support.servers.connection_options import connect_options
 
@@ -30,6 +24,12 @@ from djinn.ir.schema import facts_of
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Batch, Define, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.client.upload_dedup import reusing
+from djinn_plugins.common.memory.upload_digests import digest_of
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
+from djinn_plugins.watch.monitor.reading import Reading, TenantReading, read
 
 CLIENT = "support.clients.decoding"
 MIB = 2**20

@@ -21,14 +21,6 @@ from typing import Any
 import pytest
 import torch
 import trustme
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_cli.app import main
-from djinn_lib_server.limits import Limits
-from djinn_lib_server.options import MetricsOptions
-from djinn_lib_service.upload_dedup import reusing
-from djinn_metrics_prometheus.exposition import MetricsPage
-from djinn_monitor.reading import read
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import save_file
 from support.processes.warm import run_djinn
@@ -42,6 +34,14 @@ from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Free, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.cli.app import main
+from djinn_plugins.client.upload_dedup import reusing
+from djinn_plugins.server.options import MetricsOptions
+from djinn_plugins.server.prometheus.exposition import MetricsPage
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
+from djinn_plugins.watch.monitor.reading import read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
 MIB = torch.zeros(2**18)

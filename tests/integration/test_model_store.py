@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_models import file_digests
-from djinn_lib_models.models import made, tensors_of
-from djinn_server.models import MIN_MAPPED_BYTES
 from support.processes.warm import run_python
 from support.servers.fleet import fleet_of
 
 import djinn  # before safetensors, whose function it replaces
 from djinn.errors import ConfigurationError
+from djinn_plugins.models import file_digests
+from djinn_plugins.models.models import made, tensors_of
+from djinn_plugins.server.models import MIN_MAPPED_BYTES
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 from safetensors.torch import load_file, save_file  # isort: skip
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
 from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 safetensors = pytest.importorskip("safetensors.torch")
 

@@ -13,16 +13,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_directory.choosing import ServerListing
-from djinn_directory.naming import LED_S, RETURNING_S, SETTLED_S
-from djinn_lib_cluster.asking import ask
-from djinn_lib_cluster.messages import ListServers, LoadReport, Resolve
-from djinn_lib_server.tenants import session_digest
 from support.processes.warm import WarmPython, clean_environment, run_python
 
 import djinn
 from djinn.errors import RefusedError
+from djinn_plugins.cluster.asking import ask
+from djinn_plugins.cluster.directory.choosing import ServerListing
+from djinn_plugins.cluster.directory.naming import LED_S, RETURNING_S, SETTLED_S
+from djinn_plugins.cluster.messages import ListServers, LoadReport, Resolve
+from djinn_plugins.server.tenants import session_digest
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 DEVICE = "remote_accelerator:0"
 MINE, THEIRS = (session_digest(tenant, "lab") for tenant in ("alice", "bob"))
@@ -168,7 +168,7 @@ def lab(tmp_path: Path, start_server: Any, request: pytest.FixtureRequest) -> It
     tokens, key = TokenFile(tmp_path / "tokens.json"), tmp_path / "key"
     given = {name: tokens.create(name) for name in ("alice", "bob")}
     command = ["directory", "--name", "lab", "--key", str(key), "--tokens", str(tokens.path)]
-    program = f"{getattr(request, 'param', '')}from djinn_cli.app import main; main()"
+    program = f"{getattr(request, 'param', '')}from djinn_plugins.cli.app import main; main()"
     with WarmPython(program, command, environment=clean_environment(),
                     log=tmp_path / "directory.log", has_djinn=True) as process:
         directory = process.stdout.readline().split()[-1]
@@ -208,7 +208,7 @@ def test_another_process_comes_back_to_the_server_that_keeps_the_values(lab: Lab
 
 
 SHORT = """
-from djinn_directory import endpoint, naming
+from djinn_plugins.cluster.directory import endpoint, naming
 endpoint.STALE_S, naming.RETURNING_S = 4.0, 1.0
 """
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
 from support.processes.warm import WarmPython, clean_environment, run_djinn, run_python
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 DEVICE = "remote_accelerator:0"
 FIRST = """
@@ -181,7 +181,7 @@ terminal = os.open(sys.argv.pop(1), os.O_RDWR)
 for number in range(3):
     os.dup2(terminal, number)
 sys.stdin, sys.stdout = open(0), open(1, "w")
-from djinn_cli.app import main
+from djinn_plugins.cli.app import main
 main()
 """
 

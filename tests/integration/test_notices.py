@@ -11,15 +11,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import djinn_notices.backend
 import pytest
 import torch
-from djinn_lib_trace.waits import is_installed
-from djinn_notices.backend import LONG_S
 from support.processes.warm import run_python
 
 import djinn
+import djinn_plugins.watch.notices.backend
 from djinn.errors import ConfigurationError
+from djinn_plugins.common.tracing.waits import is_installed
+from djinn_plugins.watch.notices.backend import LONG_S
 
 DEVICE = "remote_accelerator:0"
 
@@ -93,8 +93,8 @@ def test_a_number_that_a_captured_model_reads_is_named_once_with_its_line() -> N
 
 @pytest.mark.usefixtures("_somewhere")
 def test_a_loop_that_waits_is_reported_once_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(djinn_notices.backend, "LONG_S", 0.0)
-    monkeypatch.setattr(djinn_notices.backend, "SHARE", 0.01)
+    monkeypatch.setattr(djinn_plugins.watch.notices.backend, "LONG_S", 0.0)
+    monkeypatch.setattr(djinn_plugins.watch.notices.backend, "SHARE", 0.01)
     x = torch.ones(3, device=DEVICE)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", djinn.DjinnWarning)
@@ -113,7 +113,7 @@ def test_a_loop_that_waits_is_reported_once_with_its_line(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("_somewhere")
 def test_a_loop_that_hardly_waits_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = itertools.count(1.0, LONG_S / 100)
-    monkeypatch.setattr(djinn_notices.backend, "perf_counter", lambda: next(clock_s))
+    monkeypatch.setattr(djinn_plugins.watch.notices.backend, "perf_counter", lambda: next(clock_s))
     x = torch.ones(3, device=DEVICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error", djinn.DjinnWarning)
@@ -144,7 +144,8 @@ def test_a_library_that_moves_a_model_to_the_cpu_is_named(tmp_path: Path, monkey
     source.write_text("def prepare(model):\n    return model.to('cpu')\n")
     library = ModuleType("trainer")
     exec(compile(source.read_text(), str(source), "exec"), vars(library))
-    monkeypatch.setattr(djinn_notices.backend, "is_installed", lambda file: file == str(source) or is_installed(file))
+    monkeypatch.setattr(djinn_plugins.watch.notices.backend, "is_installed",
+                        lambda file: file == str(source) or is_installed(file))
     model = torch.nn.Linear(2, 2).to(DEVICE)
     with pytest.warns(djinn.DjinnWarning, match=f"{source}:2") as seen:
         library.prepare(model)

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_service.stored_models import stored_operators
-from djinn_transport_tcp.client import SocketConnection, connect
 from safetensors.torch import save_file
 from support.servers.connection_options import connect_options
 from support.servers.serving import Serving
@@ -23,6 +20,9 @@ import djinn
 from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, TensorArgument, TorchArgument
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.operators.stored_models import stored_operators
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads what processes use from /proc")
 OWNER = "a secret of these tests"

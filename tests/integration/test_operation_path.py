@@ -53,10 +53,12 @@ def files_entered(call: Callable[[], Any]) -> list[str]:
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["first call", "later call"])
 @pytest.mark.parametrize(("needs_gradient", "path"), [
-    (True, ["djinn/record/tensor.py", "plugins/djinn_interceptor_device/fast_path.py",
-            "plugins/djinn_interceptor_device/functions.py", "plugins/djinn_interceptor_device/gradients.py",
+    (True, ["djinn/record/tensor.py", "plugins/djinn_plugins/device/interceptor/fast_path.py",
+            "plugins/djinn_plugins/device/interceptor/functions.py",
+            "plugins/djinn_plugins/device/interceptor/gradients.py",
             "djinn/record/dispatcher.py", "djinn/record/recorder.py"]),
-    (False, ["djinn/record/tensor.py", "plugins/djinn_interceptor_device/fast_path.py", "djinn/record/recorder.py"]),
+    (False, ["djinn/record/tensor.py", "plugins/djinn_plugins/device/interceptor/fast_path.py",
+             "djinn/record/recorder.py"]),
 ])
 def test_a_product_enters_no_file_twice(needs_gradient: bool, path: list[str], is_known: bool) -> None:
     x = torch.ones(3, 4, device=DEVICE)

@@ -20,8 +20,6 @@ from typing import Any, Self
 import pytest
 import torch
 import trustme
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.processes.warm import WarmPython, clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import children_of, has_ended
@@ -30,6 +28,8 @@ from support.servers.tcp import raw_socket
 from djinn.errors import RefusedError, ServerDrainingError, TransportError
 from djinn.wire.messages import Batch, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
 
 SYNCHRONIZE = Batch(synchronize=True)
 ONES = torch.ones(4)
@@ -349,7 +349,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_heavy_is_imported(
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
-        ended = serve_from("import atexit, sys\nfrom djinn_start import main\n"
+        ended = serve_from("import atexit, sys\nfrom djinn_plugins.start import main\n"
                            "atexit.register(lambda: print('torch' in sys.modules, 'djinn' in sys.modules))\nmain()",
                            "serve", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "False False\n")
@@ -359,7 +359,7 @@ def test_an_address_that_is_taken_is_refused_before_anything_heavy_is_imported(
 
 
 def test_an_address_that_is_free_is_left_to_the_server_and_so_is_what_makes_no_sense() -> None:
-    from djinn_start import taken_address
+    from djinn_plugins.start import taken_address
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -371,7 +371,8 @@ def test_an_address_that_is_free_is_left_to_the_server_and_so_is_what_makes_no_s
 
 PARENT = """
 import subprocess, sys, time
-server = subprocess.Popen([sys.executable, "-c", "from djinn_start import main; main()", "serve", "--threads", "1",
+server = subprocess.Popen([sys.executable, "-c", "from djinn_plugins.start import main; main()", "serve", "--threads",
+"1",
                            "--with-parent", *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 print(server.pid, server.stdout.readline().split()[-1], flush=True)
 time.sleep(600)

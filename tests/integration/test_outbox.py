@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp import outbox
-from djinn_transport_tcp.listener import SocketChannel
 from support.servers.tcp import SYNCHRONIZE, answer, expect_closed, raw_socket
 
 from djinn.errors import RemoteTimeoutError, TransportError
 from djinn.wire.messages import Batch, Plain, Result, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp import outbox
+from djinn_plugins.transport.tcp.listener import SocketChannel
 
 MIB = 2**20
 

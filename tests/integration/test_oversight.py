@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_server.operator_socket import ask, servers
 from support.processes.long_work import ENDLESS, LONG, SHORT, Working
 from support.processes.warm import WarmPython
 from support.servers.serving import Serving
@@ -26,10 +24,12 @@ from support.servers.serving import Serving
 import djinn
 from djinn.errors import ProgramTimeoutError, RefusedError, SessionTerminatedError, TransportError
 from djinn.wire.messages import Batch
+from djinn_plugins.server.operator_socket import ask, servers
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells which processes there are")
 SYNCHRONIZE = Batch(synchronize=True)
-COMMAND = "from djinn_cli.app import main\nmain()\n"
+COMMAND = "from djinn_plugins.cli.app import main\nmain()\n"
 DEATHS = 5
 
 

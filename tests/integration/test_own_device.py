@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from djinn_lib_service.device_report import device_of, summary_of
 from support.servers.serving import Serving
 
 import djinn
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
+from djinn_plugins.common.device_report import device_of, summary_of
 
 BOARDS = """
 import os
 import djinn.plugins
-from djinn_executor_cpu.executor import CpuExecutor
+from djinn_plugins.executor.cpu.executor import CpuExecutor
 
 class Board(CpuExecutor):
     opened_as = ""

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
-from djinn_transport_tcp.client import Wish, open_tcp, reach
 from support.processes.warm import clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
 from support.servers.upload_sessions import UploadSession
 
 from djinn.errors import DjinnError, LimitError, RefusedError, TransportError
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import Wish, open_tcp, reach
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks for processes in /proc")
 MOST_PRIVATE_BYTES = 40 * 10**6

@@ -12,9 +12,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.frames import encode_head
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
-from djinn_transport_tcp.transport import TcpTransport
 from support.servers.connection_options import connect_options
 
 from djinn.errors import RefusedError
@@ -39,6 +36,9 @@ from djinn.wire.messages import (
     Welcome,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls, connect_unix
+from djinn_plugins.transport.tcp.transport import TcpTransport
 
 SOON_S = 10.0
 SHORT_S = 0.3

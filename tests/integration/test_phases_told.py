@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_classifier_core.classifier import CoreClassifier
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
 from djinn.session import runtime
 from djinn.session.programs import MAX_SILENT
 from djinn.wire.messages import Batch
+from djinn_plugins.device.classifier.classifier import CoreClassifier
 
 DEVICE = "remote_accelerator:0"
 DECODE, UNKNOWN = ExecutionPhase.LLM_DECODE, ExecutionPhase.UNKNOWN

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from djinn_authenticator_tokens.tokens import TokenFile
 from support.network.fault_proxy import Bandwidth, FaultProxy, Latency
 from support.processes.long_work import LONG, Working
 from support.processes.warm import WarmPython, clean_environment
+
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 PROGRAM = "import runpy; runpy.run_module('support.clients.progressing', run_name='__main__')"
 TIMEOUT_S = 120

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.generators import RemoteGenerator
-from djinn_lib_service.random_exchange import exchange_random_state
-from djinn_lib_service.random_states import checked_state
-from djinn_lib_torch.random import TorchRandomState
 
 import djinn
+from djinn_plugins.common.operators.generators import RemoteGenerator
+from djinn_plugins.common.operators.random_exchange import exchange_random_state
+from djinn_plugins.common.operators.random_states import checked_state
+from djinn_plugins.executor.torch.random import TorchRandomState
 
 CPU = torch.device("cpu")
 LEFT, SEEDED, NEXT, DOUBLE, SINGLE = 8, 12, 16, 5040, 5052

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_lib_service.kinds.guard import Bounds, CallCheck
-from djinn_lib_service.options import ListenOptions
-from djinn_server.server import Server
 from support.recording.believed_cuda import believed_cuda
 from support.recording.cpu import CpuRecorder, RecordingExecutor
 
 from djinn.ir.program import Program
 from djinn.plugins import Plugins
+from djinn_plugins.common.kinds.guard import Bounds, CallCheck
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.executor.cuda.recorded import RecordedProgram
+from djinn_plugins.server.server import Server
 
 DEVICE = "remote_accelerator:0"
 LAYERS, TOKENS = 12, 16

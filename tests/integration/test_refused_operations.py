@@ -10,13 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.guard import CoreGuard
-from djinn_lib_server.limits import Limits
-from djinn_lib_service.kinds import Bounds
-from djinn_lib_service.service import SessionService
-from djinn_server.limits import Allowances
-from djinn_shapes_meta.shapes import MetaShapes
 
 import djinn
 from djinn.errors import LimitError, UnknownOperatorError
@@ -24,6 +17,13 @@ from djinn.ir.program import Argument, ListArgument, NumberArgument, Program, St
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Poisoned, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.device.shapes.shapes import MetaShapes
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.guard.guard import CoreGuard
+from djinn_plugins.server.limits import Allowances
+from djinn_plugins.server.tenant_limits import Limits
 
 DEVICE = "remote_accelerator:0"
 ROUNDS = 5

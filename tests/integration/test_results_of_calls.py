@@ -8,14 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.guard import CoreGuard
-from djinn_lib_service.kinds import Bounds
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.results import result_check_of
-from djinn_lib_service.service import SessionService
-from djinn_shapes_meta.shapes import MetaShapes
-from djinn_transport_tcp.client import connect
 from support.servers.least_executor import LeastExecutor
 from support.servers.stand_ins import NAMESPACE, installed
 
@@ -24,6 +16,14 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Poisoned, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.calls.results import result_check_of
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.device.shapes.shapes import MetaShapes
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.guard.guard import CoreGuard
+from djinn_plugins.transport.tcp.client import connect
 
 TENSOR = TensorArgument()
 ONES = torch.ones(4)

@@ -16,13 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.frames import encode_head
-from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.options import ListenOptions
-from djinn_server.server import Server
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls, connect_unix
-from djinn_transport_tcp.listener import SocketChannel, listen
 from support.models.gpt2 import PROMPT, gpt2
 from support.network.fault_proxy import FaultProxy, ResetPeer
 from support.network.frames import split
@@ -39,6 +32,13 @@ from djinn.plugins import Plugins
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Free, Hello, Upload, Welcome
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.server.server import Server
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls, connect_unix
+from djinn_plugins.transport.tcp.listener import SocketChannel, listen
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc and socket filters are Linux's")
 LEASE_S = 4.0
@@ -263,7 +263,7 @@ def test_a_key_opens_no_session_of_another_tenant(start_server: Any, tmp_path: P
     bobs = connect(running.address, ConnectOptions(token=secrets["bob"], connect_timeout_s=60))
     bobs.close()
     assert alices._again is not None
-    from djinn_transport_tcp.client import Wish, open_tcp, reach
+    from djinn_plugins.transport.tcp.client import Wish, open_tcp, reach
 
     for token, key in ((secrets["bob"], alices.welcome.resume), (secrets["alice"], bytes(16))):
         with pytest.raises(RefusedError, match="no such session"):

@@ -11,11 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.settings import UploadSettings
-from djinn_lib_service.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
-from djinn_lib_service.upload_digests import digest_of
-from djinn_transport_tcp.client import connect
 from support.processes.warm import run_python
 from support.servers.connection_options import connect_options
 from torch import nn
@@ -39,6 +34,11 @@ from djinn.wire.messages import (
     Welcome,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.client.upload_dedup import ASK_AGAIN_BYTES, DedupConnection, introduce, reusing, this_machine
+from djinn_plugins.common.memory.fingerprint import mark_of
+from djinn_plugins.common.memory.upload_digests import digest_of
+from djinn_plugins.common.settings.connection import UploadSettings
+from djinn_plugins.transport.tcp.client import connect
 
 DEVICE = torch.device("remote_accelerator:0")
 OWNER = "a secret of these tests"

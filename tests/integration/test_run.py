@@ -16,7 +16,7 @@ from support.processes.warm import clean_environment, run_djinn
 from support.servers.serving import Serving
 
 Write = Callable[..., Path]
-DJINN = (sys.executable, "-c", "from djinn_start import main; main()")
+DJINN = (sys.executable, "-c", "from djinn_plugins.start import main; main()")
 CHOOSES = """
     import sys, torch
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
@@ -217,7 +217,7 @@ def test_import_torch_warns_of_what_cannot_be_loaded_and_goes_on(tmp_path: Path)
     missing = python("-c", code, folder=tmp_path, DJINN_RUN_AS="missing")
     assert missing.stdout == "2.0\n"
     assert "djinn was not loaded with `import torch`: [DJ201] There is no mode 'missing'." in missing.stderr
-    (tmp_path / "djinn_lib_run.py").write_text("raise OSError('broken')")
+    (tmp_path / "djinn_plugins.run.py").write_text("raise OSError('broken')")
     broken = python("-c", code, folder=tmp_path, DJINN_AUTOLOAD="1", PYTHONPATH=str(tmp_path))
     assert broken.stdout == "2.0\n"
     assert "[DJ202] OSError: broken." in broken.stderr
@@ -226,7 +226,7 @@ def test_import_torch_warns_of_what_cannot_be_loaded_and_goes_on(tmp_path: Path)
 def test_a_server_is_in_no_mode(write: Write, tmp_path: Path) -> None:
     write("""
         import os
-        from djinn_start import main
+        from djinn_plugins.start import main
 
         try:
             main(["--version"])

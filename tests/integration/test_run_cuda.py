@@ -24,7 +24,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def run_anew(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """As `run_djinn`, in an interpreter of its own, which can have child processes."""
-    program = "from djinn_start import main; main()"
+    program = "from djinn_plugins.start import main; main()"
     return subprocess.run([sys.executable, "-c", program, *arguments], cwd=folder, env=clean_environment(),
                           capture_output=True, text=True, check=False)
 

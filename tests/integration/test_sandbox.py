@@ -20,11 +20,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_server.sandbox import landlock, privileges, seccomp
-from djinn_server.sandbox.fence import _closed
-from djinn_server.sandbox.paths import files_for, unreadable_for_others
-from djinn_transport_tcp.client import SocketConnection, connect_tls
 from support.processes.warm import clean_environment
 from support.servers.connection_options import connect_options
 from support.servers.serving import PROGRAM, workers_of
@@ -34,6 +29,11 @@ from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Free, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.server.sandbox import landlock, privileges, seccomp
+from djinn_plugins.server.sandbox.fence import _closed
+from djinn_plugins.server.sandbox.paths import files_for, unreadable_for_others
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect_tls
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's"),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp.client import connect, connect_tls
 from support.processes.long_work import ENDLESS, Working
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
@@ -21,6 +20,7 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import connect, connect_tls
 
 
 def synchronize(address: str, token: str = "") -> None:

@@ -13,8 +13,6 @@ import attrs
 import msgspec
 import pytest
 import torch
-from djinn_lib_service.frames import HEAD, MAGIC, encode_head
-from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import RefusedError
 from djinn.ir.program import (
@@ -55,6 +53,8 @@ from djinn.wire.messages import (
     Welcome,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.frames import HEAD, MAGIC, encode_head
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_guard_core.kernels import RULES
-from djinn_lib_service.checked_calls import checked_call
 
 import djinn
+from djinn_plugins.common.calls.checked import checked_call
+from djinn_plugins.guard.kernels import RULES
 
 DEVICE = torch.device("remote_accelerator:0")
 aten = torch.ops.aten

@@ -13,8 +13,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_service.frames import encode_head
-from djinn_transport_tcp.client import connect
 from support.network.frame_feeder import resident_bytes
 
 from djinn.errors import RemoteTimeoutError
@@ -30,6 +28,8 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.transport.tcp.client import connect
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire" / "malformed.json"
 MOST_GROWTH_BYTES = 16 * 2**20

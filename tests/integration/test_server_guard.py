@@ -8,15 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_guard_core.guard import CoreGuard
-from djinn_guard_core.layouts import base_of
-from djinn_guard_core.sizes import RESULT_BYTES
-from djinn_guard_core.unknown_sizes import LARGEST
-from djinn_lib_service.dropout import count_numbers
-from djinn_lib_service.kinds import Bounds
-from djinn_lib_service.operators import operator_named
-from djinn_transport_tcp.client import SocketConnection, connect
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +26,15 @@ from djinn.ir.schema import ReturnKind, facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Command, Define, Poisoned, Result, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.operators.dropout import count_numbers
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.allowlist import ALLOWED, lists, release
+from djinn_plugins.guard.guard import CoreGuard
+from djinn_plugins.guard.layouts import base_of
+from djinn_plugins.guard.sizes import RESULT_BYTES
+from djinn_plugins.guard.unknown_sizes import LARGEST
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 ONES = torch.ones(4)
 GROWTH_BYTES = 16 * 2**20

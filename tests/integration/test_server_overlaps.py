@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.operators import operator_named
-from djinn_transport_tcp.client import connect
 
 import djinn
 from djinn.ir.program import Argument, ConstantArgument, NumberArgument, Program, Step, Template, TensorArgument
@@ -19,6 +17,8 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.transport.tcp.client import connect
 
 DEVICE = torch.device("remote_accelerator:0")
 aten = torch.ops.aten

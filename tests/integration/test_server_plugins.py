@@ -21,8 +21,10 @@ import json, os, threading
 from pathlib import Path
 import djinn.plugins
 from djinn.errors import LimitError
-from djinn_lib_server.kinds import AdmissionPolicy, Authenticator, PeriodicOutput, TurnOrder
-from djinn_lib_server.tenants import AuthenticatedClient, Tenant
+from djinn_plugins.server.kinds.admission import AdmissionPolicy, TurnOrder
+from djinn_plugins.server.kinds.authenticator import Authenticator
+from djinn_plugins.server.kinds.metrics import PeriodicOutput
+from djinn_plugins.server.tenants import AuthenticatedClient, Tenant
 
 class ByName(Authenticator):
     def authenticate(self, token, *, resumes=False):
@@ -147,7 +149,7 @@ def test_workers_see_no_secret_of_the_authenticator_and_its_failures_end_no_sess
     with Worked(server.address, "low", 1) as working:
         for worker in server.workers:
             about = Path(f"/proc/{worker}")
-            assert b"djinn_server.forkserver" in (about / "cmdline").read_bytes(), "it has nothing of the gateway"
+            assert b"djinn_plugins.server.forkserver" in (about / "cmdline").read_bytes(), "nothing of the gateway"
             assert b"OF_THE_GATEWAY" not in (about / "environ").read_bytes()
         while "the authenticator failed in current" not in server.log.read_text():
             time.sleep(0.05)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_cli.session_layers import layers_of
 
 import djinn
 from djinn.hookspecs import hookimpl
@@ -18,6 +17,7 @@ from djinn.kinds.backend_wrapper import BackendWrapper
 from djinn.kinds.connection_wrapper import ConnectionWrapper
 from djinn.plugins import register
 from djinn.session.layers import ORDER
+from djinn_plugins.cli.session_layers import layers_of
 
 DJINNS = ["djinn-known-values", "djinn-prefetch", "djinn-notices", "djinn-later", "djinn"]
 
@@ -97,7 +97,7 @@ def test_layers_observers_and_caches_do_not_depend_on_names() -> None:
 
 
 def test_the_architecture_page_lists_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djinn_progress.connection.screen_here", lambda: print)
+    monkeypatch.setattr("djinn_plugins.watch.progress.connection.screen_here", lambda: print)
     session = djinn.init(recovery="replay")
     rows = ["  ".join((f"{row.around:10}", f"{row.plugin:21}", row.type)) for row in layers_of(session)]
     djinn.shutdown()

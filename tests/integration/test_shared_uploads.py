@@ -13,14 +13,14 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_monitor.reading import Reading
 from hypothesis import strategies as st
 from support.servers.metrics import wait_for
 from support.servers.upload_sessions import UploadSession, steady_bytes, template
 
 from djinn.ir.program import NumberArgument, Program, Step, TensorArgument
 from djinn.wire.messages import Define, Free, Run
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.watch.monitor.reading import Reading
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
 TENANTS = 8

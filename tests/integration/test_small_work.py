@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_known_values import backend
 
 import djinn
+from djinn_plugins.client.known_values import backend
 
 DEVICE = "remote_accelerator:0"
 MIB = 2**20

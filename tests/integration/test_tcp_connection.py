@@ -10,10 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import HEAD, MAGIC
-from djinn_lib_service.options import ListenOptions
-from djinn_transport_tcp.client import connect
-from djinn_transport_tcp.listener import SocketChannel, listen
 from support.servers.tcp import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import (
@@ -36,6 +32,10 @@ from djinn.wire.messages import (
     Welcome,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.common.wire.frames import HEAD, MAGIC
+from djinn_plugins.transport.tcp.client import connect
+from djinn_plugins.transport.tcp.listener import SocketChannel, listen
 
 
 def test_a_session(serve: Any, open_connection: Any) -> None:

@@ -16,9 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import encode_head
-from djinn_transport_tcp.listener import SocketChannel
-from djinn_transport_tcp.sockets import is_silent
 from support.servers.tcp import SYNCHRONIZE, WELCOME, answer, expect_closed, raw_socket, tcp_only
 
 from djinn.errors import ProtocolError, RefusedError, RemoteTimeoutError, TransportError
@@ -31,6 +28,9 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.frames import encode_head
+from djinn_plugins.transport.tcp.listener import SocketChannel
+from djinn_plugins.transport.tcp.sockets import is_silent
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what has been acknowledged")
 

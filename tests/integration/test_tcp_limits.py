@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
 from support.servers.tcp import frame
 
 from djinn.errors import ProtocolError, RemoteTimeoutError, TransportError
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Result, TensorHeader, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.frames import HEAD, MAGIC, MAX_HEADER_BYTES, encode_head
 
 HELLO = Hello(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder)
 

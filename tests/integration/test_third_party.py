@@ -10,14 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from djinn_cli.listing import rows_of
-from djinn_lib_graph.graph import GraphNode, RecordedGraph
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.schedule import DeviceInfo
 from torch.nn import functional
 
 import djinn
 from djinn.plugins import Plugins, PluginSelection
+from djinn_plugins.cli.listing import rows_of
+from djinn_plugins.graph.graph import GraphNode, RecordedGraph
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.schedule import DeviceInfo
 
 REMOTE = "remote_accelerator:0"
 

@@ -12,24 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import djinn_lib_service
-import djinn_server
-import djinn_transport_tcp
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_service.operators import operator_named
-from djinn_transport_tcp.client import SocketConnection, connect
 from support.network.frame_feeder import limit_memory, resident_bytes
 from support.servers import stand_ins
 
 import djinn.wire
+import djinn_plugins.executor
+import djinn_plugins.server
+import djinn_plugins.transport.tcp
 from djinn.errors import TransportError, UnknownOperatorError
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument, TorchArgument
 from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Free, Poisoned, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what a process holds")
 ONES = torch.ones(4)
@@ -155,7 +155,7 @@ def test_operators_that_touch_files_or_check_nothing_are_not_run(server: Any, na
 
 def test_nothing_is_compressed_on_the_wire() -> None:
     read = 0
-    for package in (djinn.wire, djinn_lib_service, djinn_transport_tcp, djinn_server):
+    for package in (djinn.wire, djinn_plugins.executor, djinn_plugins.transport.tcp, djinn_plugins.server):
         for path in Path(package.__path__[0]).rglob("*.py"):
             read += 1
             names = {alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import)

@@ -16,10 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.options import ListenOptions
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
-from djinn_transport_tcp.listener import listen_tls
-from djinn_transport_tcp.outbox import MAX_QUEUED_BYTES
 from support.processes.warm import run_djinn
 from support.servers.connection_options import connect_options
 from support.surroundings.authority import Authority
@@ -29,6 +25,10 @@ from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, T
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Hello, Redirect, Upload, Welcome
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
+from djinn_plugins.transport.tcp.listener import listen_tls
+from djinn_plugins.transport.tcp.outbox import MAX_QUEUED_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -298,8 +298,8 @@ def greet(address: str, certificates: Any, ticket: str, pin: str) -> SocketConne
 
 
 def unconnected(address: str, certificates: Any, pin: str = "") -> SocketConnection:
-    from djinn_transport_tcp.opening import open_tls
-    from djinn_transport_tcp.tls import client_context
+    from djinn_plugins.transport.tcp.opening import open_tls
+    from djinn_plugins.transport.tcp.tls import client_context
 
     options = connect_options(tls_ca=certificates.authority, tls_pin=pin)
     return SocketConnection(address, open_tls(address, client_context(options), options))

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_transport_tcp.client import SocketConnection, connect, connect_tls
 from support.clients.tenants import products
 from support.servers.connection_options import connect_options
 
@@ -25,6 +23,8 @@ from djinn.errors import RefusedError, TokenEndedError, TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import SocketConnection, connect, connect_tls
 
 ONES = torch.ones(4)
 SYNCHRONIZE = Batch(synchronize=True)

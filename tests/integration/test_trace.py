@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_trace import spans
-from djinn_lib_trace.spans import Span, SpanStage, spans_of
 from support.processes.warm import run_djinn
 
 import djinn
 from djinn.kinds.backend_wrapper import unwrapped
+from djinn_plugins.common.tracing import spans
+from djinn_plugins.common.tracing.spans import Span, SpanStage, spans_of
 
 SCRIPT = """
     import sys

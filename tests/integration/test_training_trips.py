@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_interceptor_device.remote_numbers import TAKING
 
 import djinn
+from djinn_plugins.device.interceptor.remote_numbers import TAKING
 
 pytestmark = pytest.mark.usefixtures("on_a_server")
 DEVICE = "remote_accelerator:0"

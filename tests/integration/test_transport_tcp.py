@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_transport_tcp import sockets
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 from support.servers.tcp import frame
 
 from djinn.errors import ProtocolError, TransportError
 from djinn.wire.messages import Batch, Free, Result, TensorHeader, Upload
 from djinn.wire.tensors import DTYPES, header_of
+from djinn_plugins.transport.tcp import sockets
+from djinn_plugins.transport.tcp.sockets import ByteStream
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 

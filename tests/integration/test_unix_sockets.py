@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.options import ListenOptions
-from djinn_transport_tcp.client import connect_unix
-from djinn_transport_tcp.listener import listen_unix
-from djinn_transport_tcp.opening import open_unix
 from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, RefusedError, RemoteTimeoutError, TransportError
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.transport.tcp.client import connect_unix
+from djinn_plugins.transport.tcp.listener import listen_unix
+from djinn_plugins.transport.tcp.opening import open_unix
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix-domain sockets")
 

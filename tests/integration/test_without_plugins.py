@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_server.limits import Limits
 from support.processes.warm import run_djinn
 
 import djinn
 from djinn.errors import ConfigurationError, DjinnError, PluginError
+from djinn_plugins.server.limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 pytestmark = [pytest.mark.usefixtures("on_a_server"), pytest.mark.filterwarnings("ignore")]
 _CLIENT_PLUGINS = ("djinn-backend-fleet", "djinn-backend-replay", "djinn-cache-results", "djinn-planning",

@@ -20,7 +20,7 @@ from support.processes.warm import clean_environment
 from support.servers.serving import Serving
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.py"))
-DJINN = ("-c", "from djinn_start import main; main()", "run", "--strict")
+DJINN = ("-c", "from djinn_plugins.start import main; main()", "run", "--strict")
 TOLERANCE = 1e-5
 """Relative to the largest number. Most are equal; of a sum over a whole model the last digit may differ."""
 _REPORT = re.compile(r"(?m)^djinn run: ([\d,]+) operations on (\S+|this process) \(\S+\), ([\d,]+) round trips?")

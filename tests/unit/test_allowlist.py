@@ -7,8 +7,12 @@ from importlib import resources
 
 import pytest
 import torch
-from djinn_guard_core import allowlist as guard_lists
-from djinn_guard_core.allowlist import (
+from support.operators import allowlist
+
+from djinn.errors import UnknownOperatorError
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard import allowlist as guard_lists
+from djinn_plugins.guard.allowlist import (
     ALLOWED,
     INTERNAL,
     UNREVIEWED,
@@ -19,10 +23,6 @@ from djinn_guard_core.allowlist import (
     require_allowed,
     written,
 )
-from djinn_lib_service.operators import operator_named
-from support.operators import allowlist
-
-from djinn.errors import UnknownOperatorError
 
 groups = cache(classified)
 """Of all overloads, which take a second to go through."""
@@ -33,7 +33,7 @@ def test_the_installed_release_was_reviewed() -> None:
     changed = allowlist.differences()
     assert not changed, "\n".join([
         f"PyTorch {release()} has other overloads than those reviewed, or the rules have changed:", *changed,
-        "Review them, amend plugins/djinn_guard_core/rules.toml, and run",
+        "Review them, amend plugins/djinn_plugins/guard/rules.toml, and run",
         "python tests/support/operators/allowlist.py --accept"])
 
 
@@ -71,7 +71,7 @@ def test_other_namespaces_are_let_in_by_name() -> None:
 
 
 def test_the_lists_are_read_as_they_are_written() -> None:
-    text = (resources.files("djinn_guard_core") / "overloads.txt").read_text(encoding="utf-8")
+    text = (resources.files("djinn_plugins.guard") / "overloads.txt").read_text(encoding="utf-8")
     assert written(lists()) == text
     assert list(lists()) == text.splitlines()[0].split()
     assert "aten::qr" in lists()["2.13.0"]

@@ -10,19 +10,19 @@ from typing import Any
 import attrs
 import networkx
 import pytest
-from djinn_conformance.annotations import bare
-from djinn_conformance.graphs import blocks
-from djinn_exporter_core.exporters import GraphmlExporter, JsonExporter
-from djinn_lib_graph import analysis
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import Graph
-from djinn_lib_graph.kinds import Annotations, PatternMatch
-from djinn_lib_graph.metadata import DataResidency, Evidence, MetadataPlaceholder, Tier, WorkloadProfile
 
 import djinn
 from djinn.errors import AmbiguousPluginError, PluginError, PluginValidationError
 from djinn.ir.phase import ExecutionPhase
 from djinn.plugins import PluginSelection, Registered
+from djinn_conformance.annotations import bare
+from djinn_conformance.graphs import blocks
+from djinn_plugins.graph import analysis
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.exporter.exporters import GraphmlExporter, JsonExporter
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.graph.kinds import Annotations, PatternMatch
+from djinn_plugins.graph.metadata import DataResidency, Evidence, MetadataPlaceholder, Tier, WorkloadProfile
 
 GRAPH = blocks()[0]
 FIRST, SECOND = (node.id for node in GRAPH.nodes()[:2])

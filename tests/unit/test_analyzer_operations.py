@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_analyzer_core.analyzer import CoreAnalyzer
-from djinn_lib_graph.graph import GraphNode, Operand, RecordedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import DataResidency, MemoryPattern, SemanticMetadata, Tier
 
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.spec import SpecTable, TensorSpec
+from djinn_plugins.graph.analyzer.analyzer import CoreAnalyzer
+from djinn_plugins.graph.graph import GraphNode, Operand, RecordedGraph
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import DataResidency, MemoryPattern, SemanticMetadata, Tier
 
 SPECS = SpecTable()
 F32, I64 = torch.float32, torch.int64

@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from djinn_bench.plot import bar, histogram, print_report
-from djinn_bench.report import BenchReport, Comparison, Latency, Throughput
 from support.processes.warm import WarmPython, clean_environment, run_djinn
+
+from djinn_plugins.cli.bench.plot import bar, histogram, print_report
+from djinn_plugins.cli.bench.report import BenchReport, Comparison, Latency, Throughput
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    program = "from djinn_cli.app import main; main()"
+    program = "from djinn_plugins.cli.app import main; main()"
     with WarmPython(program, ["serve", "--device", "cpu", "--threads", "1", "--drain-s", "0"],
                     environment=clean_environment(), log=tmp_path / "log", has_djinn=True) as process:
         yield process.stdout.readline().split()[-1]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from djinn_server.board import NOBODY, Board
+
+from djinn_plugins.server.board import NOBODY, Board
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no memory here can be sealed")

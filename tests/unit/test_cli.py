@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_cli.doctor import _token
 from support.processes.warm import clean_environment, run_djinn, run_python
 from support.servers.serving import Serving
 
 from djinn.settings import Config
+from djinn_plugins.cli.doctor import _token
 
 Install = Callable[..., Path]
 
-RUN = (sys.executable, "-c", "from djinn_start import main; main()")
+RUN = (sys.executable, "-c", "from djinn_plugins.start import main; main()")
 
 
 def in_new_interpreter(*arguments: str) -> subprocess.CompletedProcess[str]:

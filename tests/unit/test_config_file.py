@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 import typer
-from djinn_server.command import serve
-from djinn_server.config_file import RELOADED, read_config, reread, use_config
 
 from djinn.errors import ConfigurationError
+from djinn_plugins.server.command import serve
+from djinn_plugins.server.config_file import RELOADED, read_config, reread, use_config
 
 
 @pytest.fixture

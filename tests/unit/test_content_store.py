@@ -9,15 +9,15 @@ import threading
 
 import pytest
 import torch
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.kept_memory import KeptMemory
-from djinn_lib_service.upload_digests import MIN_KEPT_BYTES, digest_of, is_worth_keeping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.memory.fingerprint import mark_of
+from djinn_plugins.common.memory.kept_memory import KeptMemory
+from djinn_plugins.common.memory.upload_digests import MIN_KEPT_BYTES, digest_of, is_worth_keeping
+from djinn_plugins.executor.content_store import Contents, ContentStore
 
 KIB = 1024
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")

@@ -7,14 +7,14 @@ import threading
 
 import msgspec
 import pytest
-from djinn_lib_server.kinds.metrics import BUCKETS_S, Amounts, Counts
-from djinn_monitor.rates import quantile_s, rows_between
-from djinn_monitor.reading import Reading, TenantReading
-from djinn_server.control import ControlMessage
-from djinn_server.counters import Meters, Reporter, WorkerReport
-from djinn_server.metrics_store import MAX_TENANTS, OTHERS, MetricsStore
 
 from djinn.errors import ProtocolError, ProtocolVersionError, RemoteTimeoutError, TransportError
+from djinn_plugins.server.control import ControlMessage
+from djinn_plugins.server.counters import Meters, Reporter, WorkerReport
+from djinn_plugins.server.kinds.metrics import BUCKETS_S, Amounts, Counts
+from djinn_plugins.server.metrics_store import MAX_TENANTS, OTHERS, MetricsStore
+from djinn_plugins.watch.monitor.rates import quantile_s, rows_between
+from djinn_plugins.watch.monitor.reading import Reading, TenantReading
 
 
 class CountedChannel:

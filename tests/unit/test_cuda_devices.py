@@ -10,21 +10,21 @@ from typing import Any, Literal
 import attrs
 import pytest
 import torch
-from djinn_conformance.programs import Ref, call
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda import executor as cuda
-from djinn_executor_cuda import overlapping, visible
-from djinn_executor_cuda.executor import ALLOCATOR, CudaExecutorFactory, within
-from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_executor_cuda.settings import CudaSettings
-from djinn_lib_service.memory_usage import MemoryUsage
-from djinn_server.memory import MIN_KEPT_BYTES, SpareMemory, device_bytes
-from djinn_server.sandbox.paths import files_for
 from support.recording.cpu import CpuRecorder
 from support.recording.program_runs import session, weights
 
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
+from djinn_conformance.programs import Ref, call
+from djinn_plugins.common.memory.usage import MemoryUsage
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda import executor as cuda
+from djinn_plugins.executor.cuda import overlapping, visible
+from djinn_plugins.executor.cuda.executor import ALLOCATOR, CudaExecutorFactory, within
+from djinn_plugins.executor.cuda.recorded import RecordedProgram
+from djinn_plugins.executor.cuda.settings import CudaSettings
+from djinn_plugins.server.memory import MIN_KEPT_BYTES, SpareMemory, device_bytes
+from djinn_plugins.server.sandbox.paths import files_for
 
 GIB = 2**30
 INSTANCES = "MIG-0aa1,MIG-0bb2"

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from djinn_lib_service.delta import PredictedRuns, RunPredictor
-from djinn_lib_service.run_history import MAX_INDEXED, MAX_UNINDEXED, RunHistory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Run, RunDelta, to_wire
+from djinn_plugins.common.wire.delta import PredictedRuns, RunPredictor
+from djinn_plugins.common.wire.run_history import MAX_INDEXED, MAX_UNINDEXED, RunHistory
 
 ODD_ONES = [0.0, -0.0, 1.0, 1, -1, True, 2.5, float("nan"), float("inf")]
 numbers = st.integers(-(2**62), 2**62) | st.sampled_from(ODD_ONES)

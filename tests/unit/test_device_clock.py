@@ -9,15 +9,15 @@ from collections.abc import Iterator
 
 import attrs
 import pytest
-from djinn_lib_server.kinds.metrics import Counts
-from djinn_lib_service.pauses import reason_to_stop
-from djinn_server import device_clock
-from djinn_server.board import Board, mark_of
-from djinn_server.run_queue import RunQueue
-from djinn_server.session_slot import SessionSlot
 
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Run
+from djinn_plugins.executor.pauses import reason_to_stop
+from djinn_plugins.server import device_clock
+from djinn_plugins.server.board import Board, mark_of
+from djinn_plugins.server.kinds.metrics import Counts
+from djinn_plugins.server.run_queue import RunQueue
+from djinn_plugins.server.session_slot import SessionSlot
 
 RUN = Run(1, (), [], ())
 NAMES = ("a" * 32, "b" * 32)

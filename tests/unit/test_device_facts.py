@@ -6,15 +6,15 @@ import sys
 
 import msgspec
 import pytest
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.device_report import DeviceProperties, device_of, facts_of_device, summary_of
-from djinn_lib_service.frames import decode_header
-from djinn_transport_tcp.greeting import welcomed
 from support.processes.warm import run_python
 
 from djinn.errors import ProtocolError
 from djinn.wire import messages
 from djinn.wire.messages import MAX_FACTS_BYTES, PROTOCOL_VERSION, Hello, Welcome
+from djinn_plugins.common.device_report import DeviceProperties, device_of, facts_of_device, summary_of
+from djinn_plugins.common.wire.frames import decode_header
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.transport.tcp.greeting import welcomed
 
 
 def welcome(facts: bytes, device: str = "cuda:0") -> Welcome:
@@ -70,7 +70,7 @@ def test_several_threads_read_their_first_facts_at_once() -> None:
 import threading, time, typing
 import msgspec
 from types import SimpleNamespace
-from djinn_lib_service.device_report import DeviceProperties, device_of
+from djinn_plugins.common.device_report import DeviceProperties, device_of
 facts = [msgspec.msgpack.encode(DeviceProperties("cpu", str(number))) for number in range(8)]
 original = typing._AnnotatedAlias.__hash__
 def hashed(self):

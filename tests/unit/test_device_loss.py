@@ -7,15 +7,15 @@ import weakref
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.service import SessionService
-from djinn_server.loss import DeviceLoss
 
 from djinn.errors import DeviceLostError, TransportError
 from djinn.ir.program import Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Forget, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.server.loss import DeviceLoss
 
 REASON = "CUDA error: device-side assert triggered"
 FIRST, SECOND = "first", "second"

@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import SemanticMetadata, WorkloadProfile
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import SemanticMetadata, WorkloadProfile
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import attrs
 import pytest
-from djinn_conformance.annotations import annotated_graphs, bare
-from djinn_conformance.graphs import EMPTY, blocks
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import Operand
 from hypothesis import given, settings
 
 from djinn.errors import DocumentError
+from djinn_conformance.annotations import annotated_graphs, bare
+from djinn_conformance.graphs import EMPTY, blocks
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.graph import Operand
 
 
 def plain(annotated: AnnotatedGraph) -> Any:

@@ -9,13 +9,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service import short_messages
-from djinn_lib_service.assumptions import MAX_EARLY, MAX_EARLY_BYTES, digest_of_batches
-from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.early_inbox import EarlyInbox
-from djinn_lib_service.resumption import ClientEnd, ServerEnd
-from djinn_lib_service.service import SessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.test_speculation import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
@@ -35,6 +28,13 @@ from djinn.wire.messages import (
     Upload,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.client.early_inbox import EarlyInbox
+from djinn_plugins.common.wire import short_messages
+from djinn_plugins.common.wire.assumptions import MAX_EARLY, MAX_EARLY_BYTES, digest_of_batches
+from djinn_plugins.common.wire.delta import RunPredictor
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.transport.resumption import ClientEnd, ServerEnd
 
 
 @attrs.define

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from djinn_engine_ray.engine import RayEngines
 
 from djinn.errors import ConfigurationError
+from djinn_plugins.cluster.ray.engine import RayEngines
 
 
 def test_without_ray_the_engine_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

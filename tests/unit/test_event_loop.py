@@ -14,14 +14,15 @@ import anyio
 import msgspec
 import pytest
 from anyio.abc import SocketListener, SocketStream
-from djinn_lib_server.accepting import Visit, accept_forever
-from djinn_server import control_channel
-from djinn_server.changes import Changes
-from djinn_server.control import Drained, FromStore, Incoming, Look, Seen, SessionState, Spawned, StoreReply
-from djinn_server.control_channel import FROM_WORKER, MAX_UNANSWERED, TURN_REQUESTS, AwaitedControl, Control
-from djinn_server.event_loop import Tasks
-from djinn_server.pacing import SHARE, Pacing
-from djinn_server.pending_replies import MAX_QUESTIONS, PendingReplies
+
+from djinn_plugins.common.net.accepting import Visit, accept_forever
+from djinn_plugins.server import control_channel
+from djinn_plugins.server.changes import Changes
+from djinn_plugins.server.control import Drained, FromStore, Incoming, Look, Seen, SessionState, Spawned, StoreReply
+from djinn_plugins.server.control_channel import FROM_WORKER, MAX_UNANSWERED, TURN_REQUESTS, AwaitedControl, Control
+from djinn_plugins.server.event_loop import Tasks
+from djinn_plugins.server.pacing import SHARE, Pacing
+from djinn_plugins.server.pending_replies import MAX_QUESTIONS, PendingReplies
 
 TIMEOUT_S = 30.0
 

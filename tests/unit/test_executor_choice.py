@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from djinn_cli.doctor import _executor, _executor_devices
-from djinn_cli.listing import rows_of
-from djinn_executor_cpu.executor import CpuExecutor, CpuExecutorFactory
-from djinn_executor_cuda.executor import CudaExecutorFactory
 
 from djinn.errors import ConfigurationError, PluginError
 from djinn.plugins import Plugins, PluginSelection
 from djinn.settings import Config
+from djinn_plugins.cli.doctor import _executor, _executor_devices
+from djinn_plugins.cli.listing import rows_of
+from djinn_plugins.executor.cpu.executor import CpuExecutor, CpuExecutorFactory
+from djinn_plugins.executor.cuda.executor import CudaExecutorFactory
 
 NAMES = ("djinn-executor-cpu", "djinn-executor-cuda")
 

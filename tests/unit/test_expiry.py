@@ -6,14 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from djinn_authenticator_tokens.authenticators import TokenFileTenants
-from djinn_authenticator_tokens.expiry import duration_s, end_of
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_cli.app import main
-from djinn_lib_server.limits import Limits
-from djinn_lib_server.tenants import granted, written
 
 from djinn.errors import ConfigurationError, TokenEndedError
+from djinn_plugins.cli.app import main
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tenants import granted, written
+from djinn_plugins.server.tokens.authenticators import TokenFileTenants
+from djinn_plugins.server.tokens.expiry import duration_s, end_of
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 NOW_S = 1_800_000_000
 

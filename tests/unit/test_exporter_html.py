@@ -14,17 +14,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_exporter_html.document import document_of
-from djinn_exporter_html.exporter import HtmlExporter, json_in_html, page_of
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import SemanticMetadata
 from support.pages.pictures import annotated_by_modules, captured
 from torch import nn
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.graph.html_exporter.document import document_of
+from djinn_plugins.graph.html_exporter.exporter import HtmlExporter, json_in_html, page_of
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import SemanticMetadata
 
 HOSTILE = "</script><script>document.title='taken'</script><!-- \u2028 ' \" & ]]> <img src=x onerror=alert(1)>"
 ADDRESSES = ("src", "href", "action", "data", "srcset", "poster", "background", "style")

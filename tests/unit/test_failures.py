@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_lib_service.failures import is_out_of_memory, name_of
 
 from djinn import errors
 from djinn.wire.failures import to_exception
 from djinn.wire.messages import Failure
+from djinn_plugins.common.failures import is_out_of_memory, name_of
 
 KEPT = (torch.OutOfMemoryError("CUDA out of memory."), torch.AcceleratorError("CUDA error: an assert"),
         errors.OutOfMemoryError("no room"), IndexError("out of range"))

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from djinn_lib_models import file_digests
-from djinn_lib_models.file_digests import SETTLED_NS, digest_of
-from djinn_lib_service.file_identity import FileIdentity
+
+from djinn_plugins.common.files.identity import FileIdentity
+from djinn_plugins.models import file_digests
+from djinn_plugins.models.file_digests import SETTLED_NS, digest_of
 
 CONTENT = b"weights" * 1000
 REMEMBERED = Path("djinn", "digests.json")

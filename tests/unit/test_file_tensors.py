@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_models import file_tensors as finding
-from djinn_lib_models import noted_files
-from djinn_lib_models.file_digests import Digested
-from djinn_lib_models.file_tensors import file_tensors, is_equal
-from djinn_lib_service.file_identity import identity_in
 from safetensors.torch import save_file
+
+from djinn_plugins.common.files.identity import identity_in
+from djinn_plugins.models import file_tensors as finding
+from djinn_plugins.models import noted_files
+from djinn_plugins.models.file_digests import Digested
+from djinn_plugins.models.file_tensors import file_tensors, is_equal
 
 WEIGHT = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
 

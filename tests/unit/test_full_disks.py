@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_server.operator_socket import OperatorSocket
 from support.processes.warm import run_python
 from support.servers.serving import Serving
 
 import djinn
+from djinn_plugins.server.operator_socket import OperatorSocket
+from djinn_plugins.server.tokens.tokens import TokenFile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limit of files and the full device are Linux's")
 WRITES = """
@@ -23,16 +23,16 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 folder = Path(sys.argv[1])
 
 def key():
-    from djinn_lib_server.secret_files import key_in
+    from djinn_plugins.common.files.secret_files import key_in
     key_in(folder / "state" / "key", makes=True)
 
 def token():
-    from djinn_authenticator_tokens.tokens import TokenFile
+    from djinn_plugins.server.tokens.tokens import TokenFile
     TokenFile(folder / "tokens.json").create("bob")
 
 def cluster():
-    from djinn_cluster.commands import _start
-    from djinn_cluster.clusters import Cluster
+    from djinn_plugins.cluster.commands import _start
+    from djinn_plugins.cluster.clusters import Cluster
     _start(Cluster("lab", "local"), [])
 
 os.environ["XDG_STATE_HOME"] = str(folder / "state")
@@ -45,7 +45,7 @@ for write in (key, token, cluster):
 PRINTS = """
 import os, sys
 os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
-from djinn_cli.app import main
+from djinn_plugins.cli.app import main
 main(["token", "create", "eve", "--tokens", sys.argv[1]])
 """
 FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 2)\n"

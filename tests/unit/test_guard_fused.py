@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_guard_core.calls import check_of
-from djinn_guard_core.dtypes import FUSED_NAMES, dtype_rule
-from djinn_guard_core.kernels import RULES
-from djinn_guard_core.layouts import base_of
-from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
 from support.operators.asking import ask, empty
+
+from djinn_plugins.common.operators.operators import LAYER_OPERATORS, operator_named
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.guard.allowlist import ALLOWED, lists, release
+from djinn_plugins.guard.calls import check_of
+from djinn_plugins.guard.dtypes import FUSED_NAMES, dtype_rule
+from djinn_plugins.guard.kernels import RULES
+from djinn_plugins.guard.layouts import base_of
 
 OTHERS = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32, torch.uint8,
           torch.bool)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_guard_core.calls import check_of
-from djinn_guard_core.kernels import RULES
-from djinn_guard_core.layouts import base_of
-from djinn_lib_service.operators import operator_named
+
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.allowlist import ALLOWED, lists, release
+from djinn_plugins.guard.calls import check_of
+from djinn_plugins.guard.kernels import RULES
+from djinn_plugins.guard.layouts import base_of
 
 aten = torch.ops.aten
 INDICES = frozenset({"padding_idx", "ignore_index", "blank"})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_guard_core import fused_kernels as layers
-from djinn_guard_core.fused_kernels import recurrent, recurrent_backward
 from support.operators.recipes import RECIPES
+
+from djinn_plugins.guard import fused_kernels as layers
+from djinn_plugins.guard.fused_kernels import recurrent, recurrent_backward
 
 
 def test_what_was_estimated_with_placeholders_is_not_believed_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:

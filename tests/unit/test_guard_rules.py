@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_guard_core import faults
-from djinn_lib_service.operators import operator_named
 from support.operators.asking import ask, empty
+
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard import faults
 
 FLOAT, WHOLE, TRUTH = torch.float32, torch.int64, torch.bool
 

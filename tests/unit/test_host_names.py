@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from djinn_lib_server.kinds.metrics import Counts
-from djinn_lib_server.options import MetricsOptions
-from djinn_metrics_prometheus.exposition import MetricsPage
+from djinn_plugins.server.kinds.metrics import Counts
+from djinn_plugins.server.options import MetricsOptions
+from djinn_plugins.server.prometheus.exposition import MetricsPage
 
 
 def test_a_page_that_leads_a_foreign_name_to_this_machine_reads_nothing() -> None:

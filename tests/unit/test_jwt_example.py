@@ -7,11 +7,11 @@ import time
 import types
 
 import pytest
-from djinn_lib_server.options import ServeOptions
-from djinn_server.authentication import Authentication
 from support.surroundings.web_tokens import CLAIMS, GOOD, PEM, WRONG, code_of, of
 
 from djinn.errors import RefusedError, TokenEndedError
+from djinn_plugins.server.authentication import Authentication
+from djinn_plugins.server.options import ServeOptions
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from djinn_lib_service.stored_models import KeepReply
-from djinn_store_safetensors import kept_files
-from djinn_store_safetensors.kept_files import FOLDER, KeptFiles
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
+
+from djinn_plugins.common.operators.stored_models import KeepReply
+from djinn_plugins.server.safetensors_store import kept_files
+from djinn_plugins.server.safetensors_store.kept_files import FOLDER, KeptFiles
 
 LIMIT = 3000
 FILES = [save({"x": torch.full((250,), float(number))}) for number in range(5)]

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_guard_core.calls import check_of
-from djinn_guard_core.layouts import StridedLayout, arrangement_of, base_of, is_proven, layout_of, proven_groups
-from djinn_lib_service.operators import operator_named
 from hypothesis import given
 from hypothesis import strategies as st
+
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.allowlist import ALLOWED, lists, release
+from djinn_plugins.guard.calls import check_of
+from djinn_plugins.guard.layouts import StridedLayout, arrangement_of, base_of, is_proven, layout_of, proven_groups
 
 SIZES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4)
 EXCEPTIONS = {"rrelu", "max", "min"}

@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from djinn_lib_server.limits import Limits
-from djinn_server import limits, tickets
-from djinn_server.limits import Allowances
-from djinn_server.tickets import KEY_BYTES, TicketCheck, issue
 
 from djinn.errors import LimitError, RefusedError
+from djinn_plugins.server import limits, tickets
+from djinn_plugins.server.limits import Allowances
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tickets import KEY_BYTES, TicketCheck, issue
 
 KEY = bytes(range(KEY_BYTES))
 

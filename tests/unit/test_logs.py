@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from djinn_lib_server.options import LogFormat
-from djinn_lib_service import stranger_log
-from djinn_lib_service.stranger_log import MAX_LINES, StrangerLog
-from djinn_server.log_lines import write_to
+
+from djinn_plugins.common.net import stranger_log
+from djinn_plugins.common.net.stranger_log import MAX_LINES, StrangerLog
+from djinn_plugins.server.log_lines import write_to
+from djinn_plugins.server.options import LogFormat
 
 FORGED = "hello\n2026-01-01 00:00:00,000 ERROR djinn.server: forged\x1b[2J\u2028\x85"
 

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from djinn_lib_service.assumptions import AheadNote, noted
-from djinn_lib_service.mailbox import MAX_AHEAD_BYTES, MAX_SENDERS, InboxRegistry, Mailbox
-from djinn_lib_service.transfers import check
 
 from djinn.errors import PeerError, ProtocolError
 from djinn.wire.messages import AliasedTensor, Failure, Plain, TensorHeader, ValueTransfer
+from djinn_plugins.common.wire.assumptions import AheadNote, noted
+from djinn_plugins.executor.mailbox import MAX_AHEAD_BYTES, MAX_SENDERS, InboxRegistry, Mailbox
+from djinn_plugins.executor.transfers import check
 
 SOON_S = 5.0
 SHORT_S = 0.1

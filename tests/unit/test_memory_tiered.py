@@ -6,12 +6,6 @@ import sys
 
 import pytest
 import torch
-from djinn_lib_service.kinds.executor import SupportsEffectReport
-from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
-from djinn_memory_tiered.eviction import EvictionCandidate, in_order
-from djinn_memory_tiered.roles import Gone, Role
-from djinn_memory_tiered.storages import ManagedStorage, State
-from djinn_memory_tiered.tiers import PressureLevel, Tiers
 from support.memory.room import (
     ATTEND,
     GROW,
@@ -34,6 +28,12 @@ from support.processes.warm import run_python
 
 from djinn.ir.program import Program, Step
 from djinn.wire.messages import Define, Free, Poisoned, Run
+from djinn_plugins.common.kinds.executor import SupportsEffectReport
+from djinn_plugins.executor.memory.device_memory import COLD_S, DECODE_S
+from djinn_plugins.executor.memory.eviction import EvictionCandidate, in_order
+from djinn_plugins.executor.memory.roles import Gone, Role
+from djinn_plugins.executor.memory.storages import ManagedStorage, State
+from djinn_plugins.executor.memory.tiers import PressureLevel, Tiers
 
 # Tiers.
 

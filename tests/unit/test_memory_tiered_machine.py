@@ -6,10 +6,6 @@ import os
 from typing import Any
 
 import torch
-from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.device_memory import COLD_S, DECODE_S
-from djinn_memory_tiered.storages import State
-from djinn_memory_tiered.tiers import HYSTERESIS, PressureLevel
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +19,10 @@ from support.memory.room import (
 
 from djinn.wire.messages import Batch, Copy, Free, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.executor.memory.device_memory import COLD_S, DECODE_S
+from djinn_plugins.executor.memory.storages import State
+from djinn_plugins.executor.memory.tiers import HYSTERESIS, PressureLevel
+from djinn_plugins.executor.service import SessionService
 
 
 class Pressure(RuleBasedStateMachine):

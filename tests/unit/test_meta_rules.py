@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from djinn_shapes_meta.rules import is_believable
 
 from djinn.ir.schema import facts_of
+from djinn_plugins.device.shapes.rules import is_believable
 
 _CUBE, _SQUARE = torch.arange(60).reshape(3, 4, 5), torch.arange(27).reshape(3, 9)
 IN_ORDER = {

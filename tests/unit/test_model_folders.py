@@ -11,11 +11,12 @@ from time import time_ns
 import msgspec
 import pytest
 import torch
-from djinn_lib_service.file_identity import sha256_of
-from djinn_store_safetensors import store
-from djinn_store_safetensors.folder import candidates, files_of
-from djinn_store_safetensors.store import SafetensorsStore
 from safetensors.torch import save_file
+
+from djinn_plugins.common.files.identity import sha256_of
+from djinn_plugins.server.safetensors_store import store
+from djinn_plugins.server.safetensors_store.folder import candidates, files_of
+from djinn_plugins.server.safetensors_store.store import SafetensorsStore
 
 WHOLE = "diffusion_pytorch_model.safetensors"
 

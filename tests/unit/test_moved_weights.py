@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_models import file_digests, moved_weights
 from safetensors.torch import save_file
+
+from djinn_plugins.models import file_digests, moved_weights
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import attrs
 import msgspec
 import pytest
 import torch
-from djinn_lib_server.limits import Limits
-from djinn_lib_server.tenants import written
-from djinn_lib_service.named_values import NamedReply, NamedRequest, NamedSession
-from djinn_lib_service.service import SessionService
-from djinn_server.control import Seen
-from djinn_server.control_channel import FROM_WORKER
-from djinn_server.counters import MAX_NAMED
-from djinn_server.limits import Allowances, SessionAllowance
-from djinn_server.named_sessions import NamedSessions, SessionNames
-from djinn_server.sessions import Sessions
 from support.memory.room import Clock, open_executor
 
 from djinn.errors import LimitError, RefusedError
+from djinn_plugins.common.operators.named_values import NamedReply, NamedRequest, NamedSession
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.server.control import Seen
+from djinn_plugins.server.control_channel import FROM_WORKER
+from djinn_plugins.server.counters import MAX_NAMED
+from djinn_plugins.server.limits import Allowances, SessionAllowance
+from djinn_plugins.server.named_sessions import NamedSessions, SessionNames
+from djinn_plugins.server.sessions import Sessions
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tenants import written
 
 
 @attrs.define(eq=False)

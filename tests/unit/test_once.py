@@ -7,7 +7,8 @@ import time
 
 import pytest
 import torch
-from djinn_lib_service.once import once, registering
+
+from djinn_plugins.common.once import once, registering
 
 
 def test_threads_wait_for_the_one_that_does_it() -> None:

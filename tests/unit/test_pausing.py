@@ -8,16 +8,16 @@ import time
 from typing import Any
 
 import attrs
-from djinn_lib_server.kinds.metrics import Counts
-from djinn_lib_service.pauses import reason_to_stop
-from djinn_server.board import Board
-from djinn_server.run_queue import RunQueue
-from djinn_server.session_slot import SessionSlot
 from support.servers.lines import RUN, Gateway, held, wait_for
 
 from djinn.errors import DjinnError, LimitError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch
+from djinn_plugins.executor.pauses import reason_to_stop
+from djinn_plugins.server.board import Board
+from djinn_plugins.server.kinds.metrics import Counts
+from djinn_plugins.server.run_queue import RunQueue
+from djinn_plugins.server.session_slot import SessionSlot
 
 DECODE = ExecutionPhase.LLM_DECODE
 

@@ -9,12 +9,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service import reports, timings
-from djinn_lib_service.mailbox import InboxRegistry
-from djinn_lib_service.peer_exchange import LocalPeer, PeerExchange
-from djinn_lib_service.service import SessionService
-from djinn_lib_service.transfers import check, pack_family, unpack_family
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +38,12 @@ from djinn.wire.messages import (
     encode,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.executor import reports, timings
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.mailbox import InboxRegistry
+from djinn_plugins.executor.peer_exchange import LocalPeer, PeerExchange
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.executor.transfers import check, pack_family, unpack_family
 
 aten = torch.ops.aten
 TENSOR = TensorArgument()

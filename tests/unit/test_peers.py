@@ -6,9 +6,9 @@ import socket
 from typing import Any
 
 import pytest
-from djinn_server.peers import PeerPolicy
 
 from djinn.errors import ConfigurationError, PeerError
+from djinn_plugins.server.peers import PeerPolicy
 
 PRIVATE = PeerPolicy.parse("", is_private=True)
 OPEN = PeerPolicy.parse("", is_private=False)

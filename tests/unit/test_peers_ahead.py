@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service import transfers
-from djinn_lib_service.assumptions import MAX_ASSUMED, Assumed, merged
-from djinn_lib_service.mailbox import Mailbox
-from djinn_lib_service.peer_exchange import LocalPeer, PeerExchange
-from djinn_lib_service.peers_ahead import MAX_VALUE_BYTES, PeersAhead
 
 from djinn.wire.messages import Receive, Send, ValueTransfer
+from djinn_plugins.common.wire.assumptions import MAX_ASSUMED, Assumed, merged
+from djinn_plugins.executor import transfers
+from djinn_plugins.executor.mailbox import Mailbox
+from djinn_plugins.executor.peer_exchange import LocalPeer, PeerExchange
+from djinn_plugins.executor.peers_ahead import MAX_VALUE_BYTES, PeersAhead
 
 Pair = tuple[PeersAhead, PeersAhead]
 

@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from djinn_cli.commands import add_commands
-from djinn_cli.listing import rows_of
-from djinn_lib_schedule.schedule import ExecutionSchedule
 
 import djinn
 import djinn.plugins
@@ -28,6 +25,9 @@ from djinn.errors import (
 )
 from djinn.plugins import DEFAULTS, KINDS, Plugins, PluginSelection, installed
 from djinn.plugins.checks import hook_of
+from djinn_plugins.cli.commands import add_commands
+from djinn_plugins.cli.listing import rows_of
+from djinn_plugins.schedule.schedule import ExecutionSchedule
 
 Install = Callable[..., Path]
 

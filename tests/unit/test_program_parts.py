@@ -7,11 +7,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_conformance.subjects import default_plugins
-from djinn_lib_service.kinds import Bounds, MemoryOptions
-from djinn_lib_service.program_parts import DividedProgram
-from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.manager import TieredManager
 from hypothesis import given
 from hypothesis import strategies as st
 from support.memory.room import ROW_BYTES, N, T, open_executor, rows, template
@@ -19,6 +14,12 @@ from support.memory.room import ROW_BYTES, N, T, open_executor, rows, template
 from djinn.ir.program import ListArgument, Program, Step
 from djinn.wire.messages import Batch, Define, Forget, Free, Result, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_conformance.subjects import default_plugins
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.kinds.memory import MemoryOptions
+from djinn_plugins.executor.memory.manager import TieredManager
+from djinn_plugins.executor.program_parts import DividedProgram
+from djinn_plugins.executor.service import SessionService
 
 MOST_ROWS = 8
 STEP_ROWS = 3 * MOST_ROWS + 2

@@ -13,13 +13,13 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutorFactory
-from djinn_lib_server.options import ServeOptions
-from djinn_server.opening import _with_device
 from support.processes.warm import clean_environment
 
 from djinn.errors import ConfigurationError
 from djinn.plugins import Plugins
+from djinn_plugins.executor.cpu.executor import CpuExecutorFactory
+from djinn_plugins.server.opening import _with_device
+from djinn_plugins.server.options import ServeOptions
 
 HEAVY = ("torch", "numpy", "sympy", "networkx", "cattrs", "asyncio", "anyio", "transformers")
 COMMANDS = ("plugins", "settings", "doctor", "bench", "demo", "status", "top", "serve", "sessions", "kick", "run",
@@ -37,7 +37,7 @@ def in_new_interpreter(code: str, **environment: str) -> subprocess.CompletedPro
 def test_no_help_imports_anything_heavy() -> None:
     done = in_new_interpreter(f"""
 import contextlib, io, json, sys
-from djinn_start import main
+from djinn_plugins.start import main
 found = {{}}
 for command in ["", *{COMMANDS!r}]:
     out = io.StringIO()
@@ -56,7 +56,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("columns", [50, 80, 110])
 def test_paragraphs_of_help_are_filled_at_any_width(columns: int) -> None:
     done = in_new_interpreter("""
-from djinn_start import main
+from djinn_plugins.start import main
 for command in ("serve", "sessions", "top", "kick"):
     try: main([command, "--help"])
     except SystemExit: pass
@@ -78,14 +78,14 @@ for command in ("serve", "sessions", "top", "kick"):
 
 
 def test_a_command_that_does_not_exist_names_the_one_that_was_meant() -> None:
-    done = in_new_interpreter("import atexit, sys; from djinn_start import main\n"
+    done = in_new_interpreter("import atexit, sys; from djinn_plugins.start import main\n"
                               "atexit.register(lambda: print('torch' in sys.modules))\nmain(['serv'])")
     assert (done.returncode, done.stdout) == (2, "False\n")
     assert "Did you mean 'serve'?" in done.stderr
 
 
 def test_an_option_that_does_not_exist_names_those_that_were_meant() -> None:
-    done = in_new_interpreter("import atexit, sys; from djinn_start import main\n"
+    done = in_new_interpreter("import atexit, sys; from djinn_plugins.start import main\n"
                               "atexit.register(lambda: print('torch' in sys.modules))\nmain(['serve', '--prot', '1'])")
     assert (done.returncode, done.stdout) == (2, "False\n")
     assert "--port" in done.stderr
@@ -98,7 +98,7 @@ class Announce:
         if name == "torch":
             print("PyTorch is imported", file=sys.stderr, flush=True)
 sys.meta_path.insert(0, Announce())
-from djinn_start import main
+from djinn_plugins.start import main
 main(["serve", *sys.argv[1:]])
 """
 
@@ -131,7 +131,7 @@ def test_a_server_says_what_it_waits_for_and_which_device_it_takes(log_format: s
 
 
 def test_a_directory_serves_without_pytorch() -> None:
-    program = "import sys; sys.modules['torch'] = None; from djinn_start import main; main()"
+    program = "import sys; sys.modules['torch'] = None; from djinn_plugins.start import main; main()"
     with subprocess.Popen([sys.executable, "-c", program, "directory"], stdout=subprocess.PIPE, text=True,
                           env=clean_environment(DJINN_PLUGINS=OTHERS)) as process:
         assert process.stdout is not None
@@ -160,7 +160,7 @@ def test_a_taken_port_is_told_before_anything_is_loaded() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         done = in_new_interpreter(
-            "import atexit, sys; from djinn_start import main\n"
+            "import atexit, sys; from djinn_plugins.start import main\n"
             "atexit.register(lambda: print('torch' in sys.modules, 'djinn' in sys.modules))\n"
             f"main(['serve', '--port', '{taken.getsockname()[1]}'])")
     assert (done.returncode, done.stdout) == (2, "False False\n")
@@ -170,7 +170,7 @@ def test_a_taken_port_is_told_before_anything_is_loaded() -> None:
 def test_the_package_is_whole_as_soon_as_something_of_it_is_used(tmp_path: Path) -> None:
     done = in_new_interpreter("""
 import sys
-from djinn_postponing import postpone
+from djinn_plugins.postponing import postpone
 postpone("djinn")
 import djinn.errors, djinn.plugins.manager
 assert "torch" not in sys.modules
@@ -189,8 +189,8 @@ assert djinn.is_initialized()
 
 def test_commands_that_need_all_of_it_get_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch\nprint(torch.ones(3).sum().item())\n")
-    done = in_new_interpreter(f"from djinn_start import main; main(['trace', '--output', {str(tmp_path / 'out')!r}, "
-                              f"{str(tmp_path / 'script.py')!r}])")
+    out, script = str(tmp_path / "out"), str(tmp_path / "script.py")
+    done = in_new_interpreter(f"from djinn_plugins.start import main; main(['trace', '--output', {out!r}, {script!r}])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("3.0\n")
     assert (tmp_path / "out.html").exists()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from djinn_lib_server.kinds.metrics import MAX_PROGRAM_NAME, MAX_PROGRAMS, Amounts, Counts, ProgramTime
-from djinn_lib_service.program_names import name_of
-from djinn_server.counters import WorkerReport
-from djinn_server.metrics_store import MetricsStore
-from djinn_server.program_times import MAX_KNOWN, ProgramTimes, summed
-
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.program import Program, Step, Template
+from djinn_plugins.executor.program_names import name_of
+from djinn_plugins.server.counters import WorkerReport
+from djinn_plugins.server.kinds.metrics import MAX_PROGRAM_NAME, MAX_PROGRAMS, Amounts, Counts, ProgramTime
+from djinn_plugins.server.metrics_store import MetricsStore
+from djinn_plugins.server.program_times import MAX_KNOWN, ProgramTimes, summed
 
 UNKNOWN, DECODE = ExecutionPhase.UNKNOWN, ExecutionPhase.LLM_DECODE
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from djinn_progress.phases import Phase, advanced
-from djinn_progress.screens import Notebook, page_of, words_of
+
+from djinn_plugins.watch.progress.phases import Phase, advanced
+from djinn_plugins.watch.progress.screens import Notebook, page_of, words_of
 
 
 @attrs.define

@@ -7,24 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from djinn_lib_service import short_messages
-from djinn_lib_service.frames import (
-    ALIGNMENT,
-    HEAD,
-    MAGIC,
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    FrameHeader,
-    body_length,
-    decode_head,
-    decode_header,
-    encode_head,
-    head_bytes,
-    head_for,
-    tensor_headers,
-)
-from djinn_lib_service.program_check import check_program
-from djinn_lib_service.tensor_bytes import buffer_of, empty_from, size_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +61,24 @@ from djinn.wire.messages import (
     to_wire,
 )
 from djinn.wire.tensors import DTYPES, header_of
+from djinn_plugins.common.calls.program_check import check_program
+from djinn_plugins.common.memory.tensor_bytes import buffer_of, empty_from, size_bytes
+from djinn_plugins.common.wire import short_messages
+from djinn_plugins.common.wire.frames import (
+    ALIGNMENT,
+    HEAD,
+    MAGIC,
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    FrameHeader,
+    body_length,
+    decode_head,
+    decode_header,
+    encode_head,
+    head_bytes,
+    head_for,
+    tensor_headers,
+)
 
 thorough = settings(deadline=None, max_examples=300)
 handles = st.integers(0, 2**64 - 1)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from djinn_transport_tcp import memory
-from djinn_transport_tcp.memory import LARGE_BYTES, MAX_KEPT_BYTES, Reserve
 
 from djinn.wire.messages import TensorHeader
+from djinn_plugins.transport.tcp import memory
+from djinn_plugins.transport.tcp.memory import LARGE_BYTES, MAX_KEPT_BYTES, Reserve
 
 
 @pytest.fixture

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
-from djinn_conformance.programs import Recording, Ref, call, pieces
-from djinn_conformance.strategies import filled, recordings
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
-from djinn_executor_cuda.recorded import PATIENCE_RUNS
-from djinn_lib_torch.growing import GrowingValues
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, CpuTake, RecordingExecutor
 from support.recording.program_runs import Session, same, same_in_each_run, session, weights
 
 from djinn.ir.program import Program
+from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
+from djinn_conformance.programs import Recording, Ref, call, pieces
+from djinn_conformance.strategies import filled, recordings
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.graph_eligibility import MAX_STRIKES, RUNS_BEFORE_RECORDING
+from djinn_plugins.executor.cuda.recorded import PATIENCE_RUNS
+from djinn_plugins.executor.torch.growing import GrowingValues
 
 RUNS_UNTIL_PLAYED = RUNS_BEFORE_RECORDING + 1
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_replay import returning
-from djinn_backend_replay.returning import ReturnWatch
-from djinn_conformance.crashes import let_die
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +16,9 @@ import djinn
 from djinn.errors import TransportError
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
+from djinn_conformance.crashes import let_die
+from djinn_plugins.replay import returning
+from djinn_plugins.replay.returning import ReturnWatch
 
 DEVICE = "remote_accelerator:0"
 EXAMPLES = int(os.environ.get("DJINN_RECOVERY_EXAMPLES", "25"))

@@ -9,11 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_replay import checkpointing, journal
-from djinn_backend_replay.budget import CHECKPOINT_SHARE, Budget
-from djinn_conformance.crashes import VirtualTime, let_die
-from djinn_lib_service import reports
-from djinn_lib_service.upload_dedup import after
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +17,11 @@ from djinn.errors import TransportError
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
 from djinn.wire.messages import Result
+from djinn_conformance.crashes import VirtualTime, let_die
+from djinn_plugins.client.upload_dedup import after
+from djinn_plugins.executor import reports
+from djinn_plugins.replay import checkpointing, journal
+from djinn_plugins.replay.budget import CHECKPOINT_SHARE, Budget
 
 DEVICE = "remote_accelerator:0"
 NODE_S, PIECE = 0.001, 32

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_replay import budget
-from djinn_backend_replay.reconnecting import Reconnector
-from djinn_backend_replay.retained import Kept
-from djinn_backend_replay.settings import RecoverySettings
-from djinn_conformance.crashes import let_die
 from torch.nn.functional import scaled_dot_product_attention
 
 import djinn
 from djinn.errors import ConfigurationError, TransportError
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
+from djinn_conformance.crashes import let_die
+from djinn_plugins.replay import budget
+from djinn_plugins.replay.reconnecting import Reconnector
+from djinn_plugins.replay.retained import Kept
+from djinn_plugins.replay.settings import RecoverySettings
 
 DEVICE = "remote_accelerator:0"
 

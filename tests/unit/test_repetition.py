@@ -6,8 +6,11 @@ import math
 
 import pytest
 import torch
+
+from djinn.ir.program import Program
 from djinn_conformance.programs import Recording, Ref, call, pieces
-from djinn_executor_cuda.graph_eligibility import (
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.executor.cuda.graph_eligibility import (
     MAX_STRIKES,
     RUNS_BEFORE_RECORDING,
     WORTH_REPLAYS,
@@ -20,9 +23,6 @@ from djinn_executor_cuda.graph_eligibility import (
     storage_of,
     watched,
 )
-from djinn_lib_torch.calls import bind
-
-from djinn.ir.program import Program
 
 CPU = torch.device("cpu")
 

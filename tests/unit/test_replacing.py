@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from djinn_lib_run.replacing import Replacement, replaced
-from djinn_lib_run.report import RunReport
+
+from djinn_plugins.run.replacing import Replacement, replaced
+from djinn_plugins.run.report import RunReport
 
 MODULES = {
     "closed/__init__.py": "",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-import djinn_interceptor_device
 import pytest
 import torch.utils.backend_registration
-from djinn_interceptor_device.requirements import FIRST_RELEASE
 from support.processes.warm import run_python
 
+import djinn_plugins.device.interceptor
 from djinn.errors import UnsupportedTorchError
+from djinn_plugins.device.interceptor.requirements import FIRST_RELEASE
 
 SETUP = "_setup_privateuseone_for_python_backend"
 # What PyTorch 2.9 lacks.
@@ -28,7 +28,7 @@ except ImportError as error:
 def test_a_release_without_python_backends_is_refused_by_name_and_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.utils.backend_registration, SETUP)
     with pytest.raises(UnsupportedTorchError, match=rf"PyTorch {torch.__version__[:4]}.* lacks .*{SETUP}: .*install"):
-        djinn_interceptor_device.djinn_register_interceptors(lambda _: None)
+        djinn_plugins.device.interceptor.djinn_register_interceptors(lambda _: None)
 
 
 def test_the_import_itself_is_refused() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from djinn_lib_service.resumable_channel import ResumableChannel
 
 from djinn.wire.messages import Goodbye, Message, Result
+from djinn_plugins.transport.resumable_channel import ResumableChannel
 
 
 class Noted:

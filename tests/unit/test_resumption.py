@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from djinn_lib_service.resumption import (
+
+from djinn.errors import ProtocolError
+from djinn_plugins.transport.resumption import (
     ACK_BATCHES,
     ACK_BYTES,
     FIRST_PAUSE_S,
@@ -16,8 +18,6 @@ from djinn_lib_service.resumption import (
     Patience,
     ServerEnd,
 )
-
-from djinn.errors import ProtocolError
 
 LEASE_S = 30.0
 GREETING = 1

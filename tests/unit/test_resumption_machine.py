@@ -8,17 +8,17 @@ from typing import Any
 import attrs
 import hypothesis.strategies as st
 import pytest
-from djinn_lib_service.resumable_channel import ResumableSessions
-from djinn_lib_service.resumption import (
+from hypothesis import Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from djinn.errors import ProtocolError, RefusedError
+from djinn_plugins.transport.resumable_channel import ResumableSessions
+from djinn_plugins.transport.resumption import (
     ACK_BYTES,
     MAX_BUFFERED_BYTES,
     ClientEnd,
     ServerEnd,
 )
-from hypothesis import Phase, settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-
-from djinn.errors import ProtocolError, RefusedError
 
 LEASE_S = 30.0
 GREETING = 1

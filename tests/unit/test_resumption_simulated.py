@@ -11,14 +11,14 @@ import attrs
 import pytest
 import trio
 import trio.testing
-from djinn_lib_service.resumable_channel import ResumableSessions
-from djinn_lib_service.resumption import ClientEnd, Patience, ServerEnd
 
 from djinn.errors import RefusedError
+from djinn_plugins.transport.resumable_channel import ResumableSessions
+from djinn_plugins.transport.resumption import ClientEnd, Patience, ServerEnd
 
 LEASE_S = 30.0
 VANISHED_S = 15.0
-"""After so long, whoever waits notices that nobody is there; see `djinn_transport_tcp.sockets.KEEPALIVE`."""
+"""After so long, whoever waits notices that nobody is there; see `djinn_plugins.transport.tcp.sockets.KEEPALIVE`."""
 GREETING = 1
 DELAY_S = 0.02
 

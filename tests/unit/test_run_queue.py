@@ -10,14 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_server.kinds.metrics import Counts
-from djinn_lib_server.limits import Limits
-from djinn_lib_service.kinds import MemoryOptions
-from djinn_lib_service.retry import MAX_TRIES, patiently
-from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.manager import TieredManager
-from djinn_server.run_queue import RunQueue
-from djinn_server.session_slot import BEGINNING_S, SessionSlot
 from support.memory.room import DEFINE, open_executor
 from support.servers.lines import RUN, Gateway, held, wait_for
 
@@ -25,6 +17,14 @@ from djinn.errors import LimitError, RefusedError, TransportError
 from djinn.ir.phase import ExecutionPhase
 from djinn.wire.messages import Batch, Free, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.kinds.memory import MemoryOptions
+from djinn_plugins.common.net.retry import MAX_TRIES, patiently
+from djinn_plugins.executor.memory.manager import TieredManager
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.server.kinds.metrics import Counts
+from djinn_plugins.server.run_queue import RunQueue
+from djinn_plugins.server.session_slot import BEGINNING_S, SessionSlot
+from djinn_plugins.server.tenant_limits import Limits
 
 DECODE = ExecutionPhase.LLM_DECODE
 UNKNOWN = ExecutionPhase.UNKNOWN

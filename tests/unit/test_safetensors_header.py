@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service import safetensors_header
-from djinn_lib_service.safetensors_header import MAX_HEADER_BYTES, read_header
-from djinn_lib_service.tensor_extents import TensorExtent
 from safetensors.torch import save
+
+from djinn_plugins.common.files import safetensors_header
+from djinn_plugins.common.files.safetensors_header import MAX_HEADER_BYTES, read_header
+from djinn_plugins.common.files.tensor_extents import TensorExtent
 
 
 def header_of(folder: Path, header: bytes, data: int = 0) -> Any:

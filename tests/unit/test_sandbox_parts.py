@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from djinn_server.certificates import make_pair, placed
-from djinn_server.sandbox import landlock, seccomp
-from djinn_server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, Architecture, parse
-from djinn_transport_tcp.tls import client_context
 from support.processes.warm import run_python
 
 from djinn.kinds.transport import ConnectOptions
+from djinn_plugins.server.certificates import make_pair, placed
+from djinn_plugins.server.sandbox import landlock, seccomp
+from djinn_plugins.server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, Architecture, parse
+from djinn_plugins.transport.tcp.tls import client_context
 
 LIBRARY = ctypes.util.find_library("seccomp")
 PROCESS = 4242
@@ -119,8 +119,8 @@ def test_the_filter_knows_other_architectures_and_calls_that_are_new(name: str) 
 DRIVER = """
 import logging, os, sys, threading
 from pathlib import Path
-from djinn_lib_server.options import SandboxMode
-from djinn_server.sandbox.fence import Fence
+from djinn_plugins.server.options import SandboxMode
+from djinn_plugins.server.sandbox.fence import Fence
 
 def works():
     # As NVIDIA's driver names its threads.
@@ -159,9 +159,9 @@ def test_what_is_missing_is_said_and_required_parts_refuse_to_start() -> None:
     code = """
 import logging, sys
 from djinn.errors import ConfigurationError
-from djinn_server.sandbox import seccomp
-from djinn_lib_server.options import SandboxMode
-from djinn_server.sandbox.fence import examine, plan
+from djinn_plugins.server.sandbox import seccomp
+from djinn_plugins.server.options import SandboxMode
+from djinn_plugins.server.sandbox.fence import examine, plan
 logging.basicConfig(stream=sys.stdout)
 plan(SandboxMode.require, [], encrypts=True)
 seccomp.install(has_driver=False)
@@ -186,7 +186,7 @@ except ConfigurationError as error:
 
 @linux
 def test_a_secret_file_among_modules_is_said() -> None:
-    from djinn_server.sandbox.fence import _exposed
+    from djinn_plugins.server.sandbox.fence import _exposed
 
     # Python's own files are as readable as can be, and stand for a key that was put beside them.
     assert ctypes.__file__ in _exposed([ctypes.__file__])

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
-from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
-from djinn_conformance.strategies import filled, recordings
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_executor_cuda.segment_runs import PATIENCE_RUNS
-from djinn_executor_cuda.segments import cut
-from djinn_lib_torch.calls import bind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.cpu import CpuRecorder, RecordingExecutor
 from support.recording.program_runs import Session, same, same_in_each_run, session, weights
+
+from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
+from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
+from djinn_conformance.strategies import filled, recordings
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.recorded import RecordedProgram
+from djinn_plugins.executor.cuda.segment_runs import PATIENCE_RUNS
+from djinn_plugins.executor.cuda.segments import cut
 
 RUNS = 12
 _READ = call("aten::equal", Ref(-1), Ref(-1))

@@ -6,12 +6,12 @@ import math
 
 import msgspec
 import pytest
-from djinn_authenticator_tokens.authenticators import TokenAuthentication
-from djinn_lib_server.options import SandboxMode, ServeOptions, declared, options_from
-from djinn_server.checks import check_options
-from djinn_server.control import ControlMessage, Setup
 
 from djinn.errors import ConfigurationError
+from djinn_plugins.server.checks import check_options
+from djinn_plugins.server.control import ControlMessage, Setup
+from djinn_plugins.server.options import SandboxMode, ServeOptions, declared, options_from
+from djinn_plugins.server.tokens.authenticators import TokenAuthentication
 
 MIB = 2**20
 

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import attrs
 import pytest
 import typer
-from djinn_server.config_file import use_config
-from djinn_server.plugin_settings import environment_of, with_settings
 from typer.testing import CliRunner
 
 import djinn.plugins
 from djinn.hookspecs import hookimpl
 from djinn.plugins import Plugins
 from djinn.settings import setting
+from djinn_plugins.server.config_file import use_config
+from djinn_plugins.server.plugin_settings import environment_of, with_settings
 
 
 @attrs.frozen

@@ -10,18 +10,20 @@ from typing import Any
 
 import anyio
 import pytest
-from djinn_lib_server.kinds import AdmissionPolicy, Authenticator, MetricsOutput, MetricsSource, ServerLoad, TurnOrder
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_server.tenants import AuthenticatedClient, Tenant
-from djinn_lib_server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
-from djinn_server.admission import GuardedAdmission, GuardedOrder
-from djinn_server.authentication import Authentication
-from djinn_server.event_loop import Tasks
-from djinn_server.metrics_store import MetricsStore
-from djinn_server.outputs import Outputs, ServerMetrics
-from djinn_server.watching import TenantWatch
 
 from djinn.errors import ConfigurationError, LimitError, PluginError, RefusedError, TokenEndedError
+from djinn_plugins.server.admission import GuardedAdmission, GuardedOrder
+from djinn_plugins.server.authentication import Authentication
+from djinn_plugins.server.event_loop import Tasks
+from djinn_plugins.server.kinds.admission import AdmissionPolicy, ServerLoad, TurnOrder
+from djinn_plugins.server.kinds.authenticator import Authenticator
+from djinn_plugins.server.kinds.metrics import MetricsOutput, MetricsSource
+from djinn_plugins.server.metrics_store import MetricsStore
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.outputs import Outputs, ServerMetrics
+from djinn_plugins.server.tenants import AuthenticatedClient, Tenant
+from djinn_plugins.server.turn_queue import GrantedTurn, TurnQueue, TurnSettings
+from djinn_plugins.server.watching import TenantWatch
 
 ANN = Tenant("ann")
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import attrs
 import pytest
 import torch
-from djinn_cli.settings_command import settings_of
 
 import djinn
 import djinn.plugins
@@ -19,6 +18,7 @@ from djinn.hookspecs import hookimpl
 from djinn.plugins import Plugins
 from djinn.settings import Declarations, Settings, setting
 from djinn.settings.privacy import remedy_of
+from djinn_plugins.cli.settings_command import settings_of
 
 
 @attrs.frozen

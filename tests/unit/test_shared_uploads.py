@@ -15,16 +15,23 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from djinn_lib_server.tenants import Tenant
-from djinn_lib_service.fingerprint import mark_of
-from djinn_lib_service.kept_memory import KeptBytes
-from djinn_server import shared_uploads
-from djinn_server.control_channel import AwaitedControl
-from djinn_server.event_loop import Tasks
-from djinn_server.shared_uploads import MIN_SHARED_BYTES, GatewayUploads, WorkerUploads
-from djinn_server.upload_messages import DropUpload, FindUpload, MakeUpload, SealUpload, UploadReply, UploadRequest
 
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.memory.fingerprint import mark_of
+from djinn_plugins.common.memory.kept_memory import KeptBytes
+from djinn_plugins.server import shared_uploads
+from djinn_plugins.server.control_channel import AwaitedControl
+from djinn_plugins.server.event_loop import Tasks
+from djinn_plugins.server.shared_uploads import MIN_SHARED_BYTES, GatewayUploads, WorkerUploads
+from djinn_plugins.server.tenants import Tenant
+from djinn_plugins.server.upload_messages import (
+    DropUpload,
+    FindUpload,
+    MakeUpload,
+    SealUpload,
+    UploadReply,
+    UploadRequest,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux")
 SIZE = MIN_SHARED_BYTES // 4

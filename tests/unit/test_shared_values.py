@@ -10,19 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.executor import CudaExecutor
-from djinn_executor_cuda.overlapping import OverlappingCudaExecutor
-from djinn_lib_service import stored_models
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kept_memory import map_private
-from djinn_lib_service.kinds import Executor
-from djinn_lib_service.kinds.guard import CallCheck
-from djinn_lib_service.service import SessionService
-from djinn_lib_service.shared_values import SharedValue, is_shared, unshare
-from djinn_lib_service.stored_models import StoreAnswer, stored_operators
-from djinn_lib_service.tensor_bytes import address_of
-from djinn_lib_torch.executor import TorchProgram
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.upload_sessions import DOUBLE, SUM, template
@@ -31,6 +18,19 @@ from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Te
 from djinn.wire import messages
 from djinn.wire.messages import Batch, Copy, Define, Free, Run, Upload, UploadByDigest
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.kinds.executor import Executor
+from djinn_plugins.common.kinds.guard import CallCheck
+from djinn_plugins.common.memory.kept_memory import map_private
+from djinn_plugins.common.memory.shared_values import SharedValue, is_shared, unshare
+from djinn_plugins.common.memory.tensor_bytes import address_of
+from djinn_plugins.common.operators import stored_models
+from djinn_plugins.common.operators.stored_models import StoreAnswer, stored_operators
+from djinn_plugins.executor.content_store import Contents, ContentStore
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.executor import CudaExecutor
+from djinn_plugins.executor.cuda.overlapping import OverlappingCudaExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.executor.torch.executor import TorchProgram
 
 T, N = TensorArgument(), NumberArgument()
 SIZE = 2**15

@@ -9,10 +9,6 @@ from itertools import pairwise
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.delta import RunPredictor
-from djinn_lib_service.service import SessionService
-from djinn_lib_service.speculation import CONFIDENT, FEW_AHEAD, MAX_AHEAD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +16,10 @@ from djinn.ir.program import ConstantArgument, NumberArgument, Program, Step, Te
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import GENERATOR_HANDLE, Batch, Command, Define, Free, Result, Run, Seed, TensorHeader, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.wire.delta import RunPredictor
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.executor.speculation import CONFIDENT, FEW_AHEAD, MAX_AHEAD
 
 TENSOR, NUMBER = TensorArgument(), NumberArgument()
 

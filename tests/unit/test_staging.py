@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from djinn_executor_cuda.staging import Ring, Staging
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from djinn_plugins.executor.cuda.staging import Ring, Staging
 
 TIMEOUT_S = 10.0
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from djinn_lib_service.switches import SWITCHES, check_switches, switched, switches
 
 from djinn.errors import ProtocolError
+from djinn_plugins.common.calls.switches import SWITCHES, check_switches, switched, switches
 
 VALUES = [(name, word) for name, switch in SWITCHES.items() if switch.is_here for word in switch.words.values()]
 

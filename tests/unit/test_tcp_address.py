@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from djinn_lib_service.urls import url_of
-from djinn_transport_tcp.address import MAX_PATH_BYTES, parse_address, parse_path
-from djinn_transport_tcp.greeting import check_token
 
 from djinn.errors import ConfigurationError
+from djinn_plugins.common.net.urls import url_of
+from djinn_plugins.transport.tcp.address import MAX_PATH_BYTES, parse_address, parse_path
+from djinn_plugins.transport.tcp.greeting import check_token
 
 
 @pytest.mark.parametrize(("address", "host", "port"), [

@@ -6,13 +6,13 @@ import os
 import threading
 
 import pytest
-from djinn_lib_server.limits import Limits
-from djinn_server import limits
-from djinn_server.limits import Allowances, SessionAllowance
-from djinn_server.run_queue import RunQueue
-from djinn_server.tenant_use import Amount, TenantUse, WorkerUse
 
 from djinn.errors import LimitError
+from djinn_plugins.server import limits
+from djinn_plugins.server.limits import Allowances, SessionAllowance
+from djinn_plugins.server.run_queue import RunQueue
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tenant_use import Amount, TenantUse, WorkerUse
 
 
 def workers(given: Limits, count: int = 2) -> tuple[TenantUse, list[Allowances]]:

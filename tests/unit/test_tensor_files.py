@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_server.kinds.store import TensorExtent
-from djinn_lib_service import tensor_files
-from djinn_lib_service.tensor_files import describe
 from hypothesis import given
 from hypothesis import strategies as st
+
+from djinn_plugins.common.files import tensor_files
+from djinn_plugins.common.files.tensor_files import describe
+from djinn_plugins.server.kinds.store import TensorExtent
 
 CONTENTS = (bytes(range(40)), b"", bytes(100))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from djinn_lib_trace.spans import Span, SpanStage
-from djinn_trace.timeline import events_of, write
 
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.common.tracing.spans import Span, SpanStage
+from djinn_plugins.watch.trace.timeline import events_of, write
 
 SPANS = [
     Span("record", SpanStage.CAPTURE, 1_000, 5_000, "MainThread", {"operations": 3}),

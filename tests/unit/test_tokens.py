@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from djinn_authenticator_tokens.tokens import TokenFile, default_path
-from djinn_cli.app import main
-from djinn_lib_server.limits import Limits
-from djinn_server.grants import Grants
-from djinn_server.tickets import VALID_S
 from support.processes.warm import run_djinn
 
 from djinn.errors import ConfigurationError, TokenEndedError
 from djinn.wire.messages import Goodbye
+from djinn_plugins.cli.app import main
+from djinn_plugins.server.grants import Grants
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tickets import VALID_S
+from djinn_plugins.server.tokens.tokens import TokenFile, default_path
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_writers_at_the_same_time_lose_nothing(file: TokenFile) -> None:
     code = """
 import sys
 from pathlib import Path
-from djinn_postponing import postpone
+from djinn_plugins.postponing import postpone
 postpone("djinn")
-from djinn_authenticator_tokens.tokens import TokenFile
+from djinn_plugins.server.tokens.tokens import TokenFile
 for number in range(20):
     TokenFile(Path(sys.argv[1])).create(f"{sys.argv[2]}-{number}")
 """

@@ -10,19 +10,19 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
-from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
-from djinn_conformance.strategies import filled, recordings
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service.kinds.guard import CallCheck
-from djinn_lib_torch import codegen, torchscript
-from djinn_lib_torch.executor import TorchProgram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recording.program_runs import Session, same, same_in_each_run, session, weights
 
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
+from djinn_conformance.operations import IN_PLACE, PLAIN, RANDOM, VIEWS, grouped
+from djinn_conformance.programs import RecordedCall, Recording, Ref, call, pieces
+from djinn_conformance.strategies import filled, recordings
+from djinn_plugins.common.kinds.guard import CallCheck
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.torch import codegen, torchscript
+from djinn_plugins.executor.torch.executor import TorchProgram
 
 AFTER_RUNS = 1
 """Segments are used from the run after the first compiled one, which is the third run."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from djinn_admission_fair.fair_queue import StartTimeFairOrder
-from djinn_lib_server.turn_queue import GrantedTurn, RecalledTurn, TurnQueue, TurnSettings
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from djinn_plugins.server.fair_admission.fair_queue import StartTimeFairOrder
+from djinn_plugins.server.turn_queue import GrantedTurn, RecalledTurn, TurnQueue, TurnSettings
 
 MS = 1e-3
 ONE = TurnSettings(places=1, quantum_s=5 * MS, patience_s=0.5, linger_s=0.5 * MS)

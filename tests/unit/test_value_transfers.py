@@ -8,16 +8,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_service import transfers
-from djinn_lib_service.frames import MAX_BODY_BYTES, body_length, tensor_headers
-from djinn_lib_service.tensor_bytes import buffer_of, empty_from
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from djinn.errors import ProtocolError, UnsupportedTensorError
 from djinn.wire.messages import Failure, Layout, Plain, TensorHeader, ValueTransfer, decode, encode
 from djinn.wire.tensors import DTYPES, is_dense
+from djinn_plugins.common.memory.tensor_bytes import buffer_of, empty_from
+from djinn_plugins.common.wire.frames import MAX_BODY_BYTES, body_length, tensor_headers
+from djinn_plugins.executor import transfers
+from djinn_plugins.executor.cpu.executor import CpuExecutor
 
 EXECUTOR = CpuExecutor()
 

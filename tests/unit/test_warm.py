@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.processes.warm import run_python
 
-_TELLS = "import sys; print('torch' in sys.modules, 'djinn_server.opening' in sys.modules, 'djinn' in sys.modules)"
+_TELLS = "import sys; print(*(name in sys.modules for name in ('torch', 'djinn_plugins.server.opening', 'djinn')))"
 
 
 @pytest.mark.parametrize(("has_djinn", "environ", "said"), [

@@ -16,23 +16,6 @@ import attrs
 import msgspec
 import pytest
 import torch
-from djinn_lib_service import short_messages
-from djinn_lib_service.assumptions import AheadNote, Assumed, encode_assumed, noted
-from djinn_lib_service.frames import (
-    HEAD,
-    MAGIC,
-    SHORT_HEAD,
-    SHORT_MARK,
-    body_length,
-    decode_head,
-    decode_header,
-    encode_head,
-    head_bytes,
-    head_for,
-    padding,
-    tensor_headers,
-)
-from djinn_lib_service.tensor_bytes import buffer_of
 
 from djinn.errors import ProtocolError
 from djinn.ir.phase import ExecutionPhase
@@ -84,6 +67,23 @@ from djinn.wire.messages import (
     to_wire,
 )
 from djinn.wire.tensors import header_of
+from djinn_plugins.common.memory.tensor_bytes import buffer_of
+from djinn_plugins.common.wire import short_messages
+from djinn_plugins.common.wire.assumptions import AheadNote, Assumed, encode_assumed, noted
+from djinn_plugins.common.wire.frames import (
+    HEAD,
+    MAGIC,
+    SHORT_HEAD,
+    SHORT_MARK,
+    body_length,
+    decode_head,
+    decode_header,
+    encode_head,
+    head_bytes,
+    head_for,
+    padding,
+    tensor_headers,
+)
 
 CORPUS = Path(__file__).parents[2] / "specs" / "wire"
 FILES = ("greeting", "batches", "results", "transfers", "malformed")

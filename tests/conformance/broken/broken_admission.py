@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from djinn_lib_server.kinds import AdmissionPolicy, ServerLoad, TurnOrder
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_server.tenants import Tenant
-
 from djinn.errors import LimitError
 from djinn.hookspecs import hookimpl
+from djinn_plugins.server.kinds.admission import AdmissionPolicy, ServerLoad, TurnOrder
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.tenants import Tenant
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgets-who-left": ("admission.ranks_are_numbers", {

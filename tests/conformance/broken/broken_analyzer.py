@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from djinn_lib_graph.graph import Graph
-from djinn_lib_graph.kinds import Annotations, PatternMatch
-from djinn_lib_graph.metadata import DataResidency, Evidence, Tier
-
 from djinn.hookspecs import hookimpl
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.graph.kinds import Annotations, PatternMatch
+from djinn_plugins.graph.metadata import DataResidency, Evidence, Tier
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "names-values": ("analyzer.known_nodes", set()),

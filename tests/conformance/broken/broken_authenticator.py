@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from djinn_lib_server.kinds import Authenticator
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_server.tenants import AuthenticatedClient, Tenant
-
 from djinn.errors import RefusedError
 from djinn.hookspecs import hookimpl
+from djinn_plugins.server.kinds.authenticator import Authenticator
+from djinn_plugins.server.options import ServeOptions
+from djinn_plugins.server.tenants import AuthenticatedClient, Tenant
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "lets-all-in": ("authenticator.unknown_refused",

@@ -6,9 +6,9 @@ from collections import deque
 from typing import Any
 
 import torch
-from djinn_backend_fleet.factory import FleetFactory
 
 from djinn.hookspecs import hookimpl
+from djinn_plugins.fleet.factory import FleetFactory
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "loses-results": ("backend.results_equal", {"backend.random_equal", "backend.failures_raised"}),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from djinn_cache_results.cache import ResultCache
-
 from djinn.hookspecs import hookimpl
+from djinn_plugins.client.result_cache.cache import ResultCache
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgets-no-write": ("cache.results_equal", {"cache.values_freed"}),

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from djinn_lib_cluster.kinds import ClusterSpec, EngineProgram, ProgramReport
 
 from djinn.errors import ConfigurationError
 from djinn.hookspecs import hookimpl
+from djinn_plugins.cluster.kinds import ClusterSpec, EngineProgram, ProgramReport
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "drops-variables": ("engine.runs_programs", set()),

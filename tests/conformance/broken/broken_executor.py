@@ -8,11 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from djinn_lib_service.kinds import RandomState
-from djinn_lib_service.kinds.executor import Effects, Report
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.pauses import Pause, reason_to_stop
-from djinn_lib_service.tensor_bytes import whole_of
 
 from djinn.errors import ConfigurationError, SchemaMismatchError
 from djinn.hookspecs import hookimpl
@@ -20,6 +15,10 @@ from djinn.ir.program import Argument, ConstantArgument, ListArgument, NumberArg
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.wire.messages import Poisoned
 from djinn.wire.tensors import copied, dtype_named, to_dense_cpu
+from djinn_plugins.common.kinds.executor import Effects, RandomState, Report
+from djinn_plugins.common.memory.tensor_bytes import whole_of
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.executor.pauses import Pause, reason_to_stop
 
 _VALUES = {"executor.equals_eager", "executor.order_kept", "executor.replay_stable", "executor.failure_contained",
            "executor.poison_propagates", "executor.randomness_private", "executor.vacates_exactly"}

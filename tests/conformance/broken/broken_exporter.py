@@ -6,10 +6,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.metadata import SemanticMetadata
-
 from djinn.hookspecs import hookimpl
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.metadata import SemanticMetadata
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "no-dot": ("exporter.well_formed", set()),

@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_guard_core.guard import CoreGuard
-from djinn_lib_service.kinds import Bounds, CallCheck, Prepared
 
 from djinn.errors import ProtocolError, UnknownOperatorError
 from djinn.hookspecs import hookimpl
 from djinn.ir.program import Program
 from djinn.kinds import ShapeInference
+from djinn_plugins.common.kinds.guard import Bounds, CallCheck, Prepared
+from djinn_plugins.guard.guard import CoreGuard
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reads-files": ("guard.refuses_files", set()),

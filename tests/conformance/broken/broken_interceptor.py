@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 import torch
-from djinn_interceptor_device.interceptor import DeviceInterceptor
 from torch._subclasses import fake_tensor
 
 from djinn.hookspecs import hookimpl
 from djinn.record.tensor import LazyTensor
+from djinn_plugins.device.interceptor.interceptor import DeviceInterceptor
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "doubles": ("interceptor.local_unchanged", set()),

@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_service.kinds import MemoryOptions
-from djinn_memory_tiered.manager import TieredManager
-from djinn_memory_tiered.roles import Role
-from djinn_memory_tiered.session import TieredMemory
 
 from djinn.errors import OutOfMemoryError
 from djinn.hookspecs import hookimpl
+from djinn_plugins.common.kinds.memory import MemoryOptions
+from djinn_plugins.executor.memory.manager import TieredManager
+from djinn_plugins.executor.memory.roles import Role
+from djinn_plugins.executor.memory.session import TieredMemory
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "restores-zeros": ("memory.results_equal", {"memory.refusal_changes_nothing", "memory.in_use_stays",

@@ -6,10 +6,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from djinn_lib_server.kinds import MetricsOutput, MetricsSource
-from djinn_lib_server.options import ServeOptions
-
 from djinn.hookspecs import hookimpl
+from djinn_plugins.server.kinds.metrics import MetricsOutput, MetricsSource
+from djinn_plugins.server.options import ServeOptions
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "expects-requests": ("metrics.takes_all_totals", {"metrics.source_unchanged", "metrics.restarts_independently"}),

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from djinn_lib_accelerator.availability import make_available
-from djinn_lib_run.kinds import RunContext
 
 from djinn.hookspecs import hookimpl
 from djinn.session import runtime
+from djinn_plugins.device.accelerator.availability import make_available
+from djinn_plugins.run.kinds import RunContext
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "speaks-at-length": ("mode.described", set()),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_graph.graph import Graph, GraphNode
-from djinn_lib_graph.kinds import PatternMatch
 
 from djinn.hookspecs import hookimpl
+from djinn_plugins.graph.graph import Graph, GraphNode
+from djinn_plugins.graph.kinds import PatternMatch
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "by-identifier": ("pattern.renumbering", set()),

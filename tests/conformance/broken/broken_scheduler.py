@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-from djinn_lib_graph.graph import Edge, Graph
-from djinn_lib_schedule.completion import complete
-from djinn_lib_schedule.problem import Problem
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
 
 from djinn.hookspecs import hookimpl
+from djinn_plugins.graph.graph import Edge, Graph
+from djinn_plugins.schedule.completion import complete
+from djinn_plugins.schedule.problem import Problem
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "forgets-last": ("scheduler.complete", {"scheduler.deep_graph"}),

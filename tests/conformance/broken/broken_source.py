@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_source_fx.source import FxSource
 
 from djinn.hookspecs import hookimpl
 from djinn.record import devices
+from djinn_plugins.graph.fx_source.source import FxSource
+from djinn_plugins.graph.graph import RecordedGraph
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "one-name": ("source.graph_well_formed", set()),

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from djinn_lib_server.kinds import StoreSample, TensorExtent
-from djinn_lib_server.options import ServeOptions
-from djinn_lib_service.stored_models import KeepReply, StoredFile, StoredModel
-
 from djinn.hookspecs import hookimpl
+from djinn_plugins.common.operators.stored_models import KeepReply, StoredFile, StoredModel
+from djinn_plugins.server.kinds.store import StoreSample, TensorExtent
+from djinn_plugins.server.options import ServeOptions
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "lists-one": ("store.lists_models", {"store.digests_content", "store.damage_named"}),

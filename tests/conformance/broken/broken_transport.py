@@ -12,14 +12,16 @@ import anyio.lowlevel
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.kinds import Channel, Executor, Listener, ListenOptions, PeerConnection
-from djinn_lib_service.service import SessionService
 
 from djinn.errors import ConfigurationError, TransportError
 from djinn.hookspecs import hookimpl
 from djinn.kinds import Connection, ConnectOptions, Transport
 from djinn.plugins import Plugins
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, PeerHello, Result, ValueTransfer, Welcome
+from djinn_plugins.common.kinds.executor import Executor
+from djinn_plugins.common.kinds.transport import Channel, Listener, PeerConnection
+from djinn_plugins.common.options import ListenOptions
+from djinn_plugins.executor.service import SessionService
 
 BROKEN: dict[str, tuple[str, set[str]]] = {
     "reverses": ("transport.batch_order", {"transport.one_reply_per_request"}),

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_dynamo import remote_graphs
 from support.models.generate_modes import generated, grouped_query_llama
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
 
 import djinn
+from djinn_plugins.device.dynamo import remote_graphs
 
 DEVICE = "remote_accelerator:0"
 pytestmark = pytest.mark.filterwarnings("ignore")

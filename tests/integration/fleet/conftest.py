@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from djinn_conformance.random_placement import scatter
 
 import djinn
 from djinn.session.session import Session
+from djinn_conformance.random_placement import scatter
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import Graph
-from djinn_lib_schedule import calibrate as calibration
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_single.scheduler import SingleScheduler
-from djinn_workloads_core import products
 from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.errors import ConfigurationError, ScheduleError
 from djinn.session.session import Session
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.schedule import calibrate as calibration
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule
+from djinn_plugins.schedule.single.scheduler import SingleScheduler
+from djinn_plugins.schedule.standard_workloads import products
 
 DEVICE = "remote_accelerator:0"
 TWO = ["local://", "local://"]

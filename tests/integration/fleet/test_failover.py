@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_replay import returning
 from support.servers.crashes import DEVICE, free_port, trained
 from support.servers.fleet import kill
 
 import djinn
 from djinn.errors import OutOfMemoryError, TransportError
+from djinn_plugins.replay import returning
 
 FAILOVER_S = 0.3
 OTHER = "remote_accelerator:1"

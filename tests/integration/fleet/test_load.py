@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_fleet import loads
 from support.clients.tenants import Saturating, Worked
 from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.session.session import Session
+from djinn_plugins.fleet import loads
 
 DEVICE = "remote_accelerator:0"
 PRODUCTS = 2000

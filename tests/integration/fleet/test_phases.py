@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_backend_fleet.loads import FleetLoads
-from djinn_backend_fleet.placement import FleetMember
-from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
 from support.models.generate_modes import grouped_query_llama
 from support.servers.fleet import fleet_of
 
@@ -18,6 +15,9 @@ import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.ir.tape import Node
 from djinn.session.session import Session
+from djinn_plugins.fleet.loads import FleetLoads
+from djinn_plugins.fleet.placement import FleetMember
+from djinn_plugins.schedule.schedule import DeviceProfile, LinkProfile
 
 DEVICE = "remote_accelerator:0"
 PROMPT = (torch.arange(80) * 7 % 90 + 3).reshape(2, 40)

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from djinn_conformance.random_placement import scatter
 from support.servers.fleet import fleet_of
 
 import djinn
 from djinn.session.session import Session
+from djinn_conformance.random_placement import scatter
 
 DEVICE = "remote_accelerator:0"
 

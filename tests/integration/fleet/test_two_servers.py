@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import attrs
 import pytest
 import torch
-from djinn_backend_fleet.fleet import Fleet
 from support.models.gpt2 import generated, gpt2
 from support.servers.fleet import fleet_of
 
@@ -15,6 +14,7 @@ import djinn
 from djinn.errors import OutOfMemoryError
 from djinn.ir.tape import Node
 from djinn.session.session import Session
+from djinn_plugins.fleet.fleet import Fleet
 
 DEVICE = "remote_accelerator:0"
 MODEL = {"n_layer": 6, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 64}

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
 from support.models import gpt2
 from torch import nn
 from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import djinn
+from djinn_plugins.graph.graph import GraphNode, Origin, RecordedGraph
 
 DEVICE = "remote_accelerator:0"
 
@@ -351,7 +351,7 @@ def test_meaning_is_computed_once_when_somebody_looks(monkeypatch: pytest.Monkey
         looked.append(graph)
         return annotate(graph)
 
-    monkeypatch.setattr(importlib.import_module("djinn_lib_graph.capture"), "annotate_graph", count)
+    monkeypatch.setattr(importlib.import_module("djinn_plugins.graph.capture"), "annotate_graph", count)
     with djinn.capture(model()) as captured, torch.no_grad():
         captured.model(IDS.to(DEVICE))
         assert captured.graph is captured.graph

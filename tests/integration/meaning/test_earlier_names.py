@@ -17,10 +17,10 @@ from djinn.core.lazy_tensor import LazyTensor
 from djinn.core.operation_classifier import OperationClassifier
 from djinn.core.operation_registry import OperationRegistry
 from djinn.scheduler import SchedulerBase, scheduler_registry
-from djinn_lib_names.finder import ALIASES
 
 import djinn
 from djinn.errors import InputsError, NothingCapturedError, ScheduleError, UnknownOperatorError
+from djinn_plugins.sessions.names.finder import ALIASES
 
 D = "remote_accelerator:0"
 
@@ -40,9 +40,9 @@ def test_every_name_of_an_earlier_module_is_there() -> None:
 def test_importing_djinn_loads_none_of_them() -> None:
     from support.processes.warm import run_python
 
-    done = run_python("import sys, djinn; print([name for name in sys.modules if 'djinn_lib_names' in name])")
+    done = run_python("import sys, djinn; print([name for name in sys.modules if '.sessions.names' in name])")
     assert done.stdout.strip() == "[]"
-    assert "djinn_lib_names" in sys.modules
+    assert "djinn_plugins.sessions.names" in sys.modules
 
 
 def test_a_schedule_takes_the_tensor_that_its_block_made_or_another(session: Any) -> None:

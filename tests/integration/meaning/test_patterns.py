@@ -15,10 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_conformance.graphs import renamed
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_patterns_core.patterns import PATTERNS
 from support.models.labelled_families import (
     DEVICE,
     FAMILIES,
@@ -37,6 +33,10 @@ from support.models.labelled_families import (
 )
 
 import djinn
+from djinn_conformance.graphs import renamed
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.patterns.patterns import PATTERNS
 
 PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
 KINDS = ("attention", "mlp", "norm", "conv_block", "moe", "recurrent", "head")

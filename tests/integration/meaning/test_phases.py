@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_graph.graph import Graph
-from djinn_lib_graph.kinds import Annotations
-from djinn_lib_graph.metadata import DataResidency, Tier
 from support.models.labelled_families import FAMILIES, Family, transformers
 from support.recording.annotated import BY_STRUCTURE, DEVICE, annotated, recorded, there
 from torch import nn
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.graph.kinds import Annotations
+from djinn_plugins.graph.metadata import DataResidency, Tier
 
 PREFILL, DECODE = ExecutionPhase.LLM_PREFILL, ExecutionPhase.LLM_DECODE
 FORWARD, ENCODING = ExecutionPhase.FORWARD, ExecutionPhase.VISION_ENCODING

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_exporter_html.document import document_of
-from djinn_exporter_html.exporter import HtmlExporter
-from djinn_lib_graph.annotated import AnnotatedGraph
 from support.pages.chromium import Page, browser
 from support.pages.pictures import annotated_by_modules, captured, gpt2, repeated, without_origins
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.html_exporter.document import document_of
+from djinn_plugins.graph.html_exporter.exporter import HtmlExporter
 
 OPEN_S = 10.0
 """A page of 10,000 nodes is on the screen within this; it takes a tenth of it where nobody else works."""

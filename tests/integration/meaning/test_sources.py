@@ -9,16 +9,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_analyzer_core.analyzer import CoreAnalyzer
-from djinn_lib_graph.graph import Graph, RecordedGraph
-from djinn_patterns_core.patterns import PATTERNS
-from djinn_source_fx.builder import TracedGraphBuilder
-from djinn_source_fx.replaying import FxGraph
 from support.models.labelled_families import FAMILIES, Family, gpt2
 from torch import nn
 
 import djinn
 from djinn.errors import ConfigurationError, PluginError, UnsupportedTensorError
+from djinn_plugins.graph.analyzer.analyzer import CoreAnalyzer
+from djinn_plugins.graph.fx_source.builder import TracedGraphBuilder
+from djinn_plugins.graph.fx_source.replaying import FxGraph
+from djinn_plugins.graph.graph import Graph, RecordedGraph
+from djinn_plugins.graph.patterns.patterns import PATTERNS
 
 DEVICE = "remote_accelerator:0"
 ASKS = {

@@ -12,11 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_graph.metadata import MemoryPattern
-from djinn_lib_schedule import calibrate as calibration
-from djinn_lib_schedule import profiles
-from djinn_lib_schedule.workloads import Workload
-from djinn_workloads_core import products
 from support.planning import predictions
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -25,6 +20,11 @@ from typer.testing import CliRunner
 import djinn
 from djinn.errors import PluginError, PluginValidationError
 from djinn.session import runtime
+from djinn_plugins.graph.metadata import MemoryPattern
+from djinn_plugins.schedule import calibrate as calibration
+from djinn_plugins.schedule import profiles
+from djinn_plugins.schedule.standard_workloads import products
+from djinn_plugins.schedule.workloads import Workload
 
 DEVICE = "remote_accelerator:0"
 TRIES = 3
@@ -213,7 +213,7 @@ def test_nothing_is_shown_where_nobody_looks(
 
 
 def test_the_command_measures_keeps_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from djinn_cli.app import build
+    from djinn_plugins.cli.app import build
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "_registered", lambda session: [adding()])

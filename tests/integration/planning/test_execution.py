@@ -9,18 +9,18 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.execution import ScheduledRun
-from djinn_lib_schedule.inputs import outside_values
-from djinn_lib_schedule.profiling import measure
-from djinn_lib_schedule.results import last_results
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
 from support.models.small_gpt import SmallGPT
 from torch import nn
 from torch.nn import functional
 
 import djinn
 from djinn.errors import InputsError, ScheduleError, UnknownOperatorError
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.execution import ScheduledRun
+from djinn_plugins.schedule.inputs import outside_values
+from djinn_plugins.schedule.profiling import measure
+from djinn_plugins.schedule.results import last_results
+from djinn_plugins.schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule
 
 DEVICE = "remote_accelerator:0"
 STRATEGIES = [None, *djinn.ExecutionStrategy]

@@ -11,16 +11,16 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import GraphNode, Origin, RecordedGraph
-from djinn_lib_graph.metadata import SemanticMetadata
-from djinn_lib_schedule.profiling import MeasuredPiece, measure
-from djinn_lib_schedule.report import TEXT_WIDTH, Explanation, explain_schedule, seconds
-from djinn_lib_schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan, Transfer
 from support.pages.chromium import Page, browser
 from torch import nn
 
 import djinn
 from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.graph import GraphNode, Origin, RecordedGraph
+from djinn_plugins.graph.metadata import SemanticMetadata
+from djinn_plugins.schedule.profiling import MeasuredPiece, measure
+from djinn_plugins.schedule.report import TEXT_WIDTH, Explanation, explain_schedule, seconds
+from djinn_plugins.schedule.schedule import CostEstimate, DeviceInfo, ExecutionSchedule, StepSpan, Transfer
 
 DEVICE = "remote_accelerator:0"
 HOSTILE = "</script><script>document.title='taken'</script><img src=x onerror=alert(1)> $title ${data}"

@@ -11,9 +11,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import Operand, RecordedGraph
-from djinn_lib_schedule.profiling import measure
-from djinn_lib_schedule.schedule import ExecutionSchedule
 from support.planning.cluster_simulator import Cluster, as_measured, simulate
 from support.servers.fleet import fleet_of
 from torch import nn
@@ -21,6 +18,9 @@ from torch import nn
 import djinn
 from djinn.errors import ScheduleError
 from djinn.session.session import Session
+from djinn_plugins.graph.graph import Operand, RecordedGraph
+from djinn_plugins.schedule.profiling import measure
+from djinn_plugins.schedule.schedule import ExecutionSchedule
 
 DEVICE = "remote_accelerator:0"
 

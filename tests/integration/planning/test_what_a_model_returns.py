@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from djinn.core.subgraph_builder import SubgraphBuilder
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.schedule import ExecutionSchedule
 from torch import nn
 
 import djinn
 from djinn.errors import InputsError
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.schedule import ExecutionSchedule
 
 D = "remote_accelerator:0"
 

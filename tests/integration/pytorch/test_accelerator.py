@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from djinn_lib_accelerator.availability import make_available
 from support.recording.eager import DEVICE
 from torch.utils.data import DataLoader
+
+from djinn_plugins.device.accelerator.availability import make_available
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from djinn_interceptor_device import autocast as product
 from support.recording.believed_cuda import believed_cuda
 from support.recording.eager import DEVICE, assert_same
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from djinn import LazyTensor
+from djinn_plugins.device.interceptor import autocast as product
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_mode_cuda.alias import cuda_alias
 from support.recording.eager import DEVICE
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _device
 
 from djinn.record.tensor import LazyTensor
+from djinn_plugins.run.cuda.alias import cuda_alias
 
 PLACES = {name: code for name, _, code in (line.strip().partition(": ") for line in """
     factory: torch.ones(2, device="cuda")

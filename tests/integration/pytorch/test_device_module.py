@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_accelerator.availability import make_available
-from djinn_lib_service import device_answers
 from support.recording.eager import DEVICE
 
 import djinn
 from djinn.errors import TransportError
+from djinn_plugins.device.accelerator.availability import make_available
+from djinn_plugins.executor import device_answers
 
 LEFT_OUT = {
     "CUDA's own libraries, handles and binaries": """

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from djinn_lib_run.replacing import replaced
-from djinn_lib_run.report import RunReport
-from djinn_mode_accelerator.libraries import replacements
 from support.processes.warm import run_djinn, run_python
+
+from djinn_plugins.run.accelerator.libraries import replacements
+from djinn_plugins.run.replacing import replaced
+from djinn_plugins.run.report import RunReport
 
 PROGRAM = textwrap.dedent("""
     import sys, torch

@@ -212,7 +212,7 @@ def test_another_session_learns_anew() -> None:
 
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djinn_interceptor_device.fast_path.MAX_SHORTCUTS", 8)
+    monkeypatch.setattr("djinn_plugins.device.interceptor.fast_path.MAX_SHORTCUTS", 8)
     monkeypatch.setattr("djinn.record.recorder.MAX_PLANS", 8)
     with torch.no_grad():
         for _ in range(3):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_sparse.forms import ConstantForm, DenseForm, SparseCall, SparseForm
-from djinn_lib_sparse.operators import define
 from support.recording.eager import DEVICE
 
 import djinn
+from djinn_plugins.common.sparse.forms import ConstantForm, DenseForm, SparseCall, SparseForm
+from djinn_plugins.common.sparse.operators import define
 
 
 def asked(kind: str, text: Any, *tensors: torch.Tensor) -> Any:

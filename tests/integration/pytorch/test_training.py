@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_interceptor_device import optimizers
 from support.recording.eager import assert_same, programs
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -15,6 +14,7 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from djinn import LazyTensor
 from djinn.session import runtime
+from djinn_plugins.device.interceptor import optimizers
 
 
 def statistics_of_dropped_results(device: str) -> Any:

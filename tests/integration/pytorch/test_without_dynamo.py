@@ -34,7 +34,7 @@ check('a step')
 _LATER = """
 import torch
 import djinn
-from djinn_shapes_meta import without_dynamo
+from djinn_plugins.device.shapes import without_dynamo
 
 plain = next(without_dynamo.unmarked([torch._refs.add]))
 x = torch.ones(2, 4, device='remote_accelerator:0')

@@ -12,15 +12,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 import torch
-from djinn_backend_fleet.directory import Directory
-from djinn_backend_fleet.fleet import Fleet
-from djinn_backend_fleet.placement import Placed
-from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile
 from support.models.gpt2 import generated, gpt2
 
 import djinn
 from djinn.ir.tape import Node
 from djinn.kinds.backend_wrapper import unwrapped
+from djinn_plugins.fleet.directory import Directory
+from djinn_plugins.fleet.fleet import Fleet
+from djinn_plugins.fleet.placement import Placed
+from djinn_plugins.schedule.schedule import DeviceProfile, LinkProfile
 
 MODEL = {"n_layer": 6, "n_embd": 384, "n_head": 6, "vocab_size": 5000, "n_positions": 1024}
 

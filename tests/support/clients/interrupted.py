@@ -26,10 +26,10 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_interrupts.interrupts import Deferral
 
 import djinn
 from djinn.errors import OperationCancelledError, StateLostError
+from djinn_plugins.common.interrupts import Deferral
 
 DEVICE = "remote_accelerator:0"
 STEPS, SIDE = 4000, 700

@@ -16,11 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from djinn_lib_models import models
 from safetensors.torch import save_file
 
 import djinn
 from djinn.session import runtime
+from djinn_plugins.models import models
 
 DEVICE = "remote_accelerator:0"
 LARGE = 2**22

@@ -35,7 +35,7 @@ PROMPTS = 4
 TURNS = 8
 BUSY = 0.99
 DEVICE = "remote_accelerator:0"
-_SERVE = "from djinn_cli.app import main; main()"
+_SERVE = "from djinn_plugins.cli.app import main; main()"
 
 
 def stored() -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Self
 
 import torch
-from djinn_transport_tcp.client import SocketConnection, connect
 
 from djinn.errors import DjinnError
 from djinn.ir.phase import ExecutionPhase
@@ -17,6 +16,7 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
 
 SIZE = 128
 MATRIX = torch.eye(SIZE)

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from djinn_conformance.memory_pressure import device_bytes, expect_honest
-from djinn_conformance.subjects import default_plugins
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kinds import MemoryOptions
-from djinn_lib_service.kinds.executor import Executor
-from djinn_lib_service.operators import operator_named
-from djinn_lib_service.service import SessionService
-from djinn_memory_tiered.manager import TieredManager
-from djinn_memory_tiered.session import TieredMemory
-from djinn_memory_tiered.storages import ManagedStorage
 
 from djinn.ir.program import ConstantArgument, ListArgument, NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Result, Upload
 from djinn.wire.tensors import header_of
+from djinn_conformance.memory_pressure import device_bytes, expect_honest
+from djinn_conformance.subjects import default_plugins
+from djinn_plugins.common.kinds.executor import Executor
+from djinn_plugins.common.kinds.memory import MemoryOptions
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.executor.content_store import Contents, ContentStore
+from djinn_plugins.executor.memory.manager import TieredManager
+from djinn_plugins.executor.memory.session import TieredMemory
+from djinn_plugins.executor.memory.storages import ManagedStorage
+from djinn_plugins.executor.service import SessionService
 
 T, N, NONE = TensorArgument(), NumberArgument(), ConstantArgument(None)
 SIDE = 32

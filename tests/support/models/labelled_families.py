@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import RecordedGraph
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 import djinn
+from djinn_plugins.graph.graph import RecordedGraph
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,6 +15,12 @@ from typing import Any
 
 import attrs
 import torch
+from hypothesis import Phase, settings
+from support.processes.begun import import_begun
+from support.processes.examples import prepare
+
+from djinn.session import runtime
+from djinn.session.session import Session
 from djinn_conformance import laws as kit
 from djinn_conformance.compositions import Composition, running
 from djinn_conformance.harness import served
@@ -22,12 +28,6 @@ from djinn_conformance.program_forms import table
 from djinn_conformance.seeding import without_stacks
 from djinn_conformance.serving import Servers
 from djinn_conformance.subjects import Subject
-from hypothesis import Phase, settings
-from support.processes.begun import import_begun
-from support.processes.examples import prepare
-
-from djinn.session import runtime
-from djinn.session.session import Session
 
 _LONGEST_S = 600.0
 """For something that hangs; beside busy processes, a trial takes ten times as long as by itself."""

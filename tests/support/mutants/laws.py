@@ -9,6 +9,10 @@ from functools import cache, partial, wraps
 from typing import Any
 from unittest import SkipTest
 
+from support.mutants.planting import DEFAULTS, SERVED
+
+from djinn.record import devices
+from djinn.session.session import Session
 from djinn_conformance import (
     modules,
     optimizers,
@@ -36,10 +40,6 @@ from djinn_conformance.family_groups import Group
 from djinn_conformance.laws import law_of
 from djinn_conformance.subjects import Subject, installed_plugins, select
 from djinn_conformance.workers import Task
-from support.mutants.planting import DEFAULTS, SERVED
-
-from djinn.record import devices
-from djinn.session.session import Session
 
 _SUITES = (
     test_session_async, test_session_compiled, test_session_database, test_session_known, test_session_later,

@@ -26,23 +26,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.guard import CoreGuard
-from djinn_lib_server.limits import Limits
-from djinn_lib_service.content_store import Contents, ContentStore
-from djinn_lib_service.kinds.executor import RandomState
-from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.service import SessionService
-from djinn_lib_torch.executor import TorchExecutor
-from djinn_lib_torch.random import TorchRandomState
-from djinn_server.limits import Allowances
-from djinn_server.memory import return_memory
-from djinn_shapes_meta.shapes import MetaShapes
-from djinn_transport_tcp.stream import FrameStream, views_of
 from support.network.frames import Frames, Mutated, Mutator, load
 
 from djinn.errors import DjinnError, ProtocolError
 from djinn.wire.messages import Batch, Poisoned
+from djinn_plugins.common.kinds.executor import RandomState
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.device.shapes.shapes import MetaShapes
+from djinn_plugins.executor.content_store import Contents, ContentStore
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.service import SessionService
+from djinn_plugins.executor.torch.executor import TorchExecutor
+from djinn_plugins.executor.torch.random import TorchRandomState
+from djinn_plugins.guard.guard import CoreGuard
+from djinn_plugins.server.limits import Allowances
+from djinn_plugins.server.memory import return_memory
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.transport.tcp.stream import FrameStream, views_of
 
 MEMORY_BYTES = 2**29
 """What operations may allocate beyond what the process has; more fails, as on a machine that is full."""
@@ -59,7 +59,7 @@ PARTS = 8
 
 
 class Bytes:
-    """Bytes in memory, read as a connection is; see `djinn_transport_tcp.sockets.ByteStream`."""
+    """Bytes in memory, read as a connection is; see `djinn_plugins.transport.tcp.sockets.ByteStream`."""
 
     def __init__(self) -> None:
         self.data = memoryview(b"")
@@ -184,7 +184,7 @@ class Feeder:
             self.slowest = max(self.slowest, (time.perf_counter() - began, f"{mutated.kind} {frame[:4000].hex()}"))
 
     def _feed_one(self, frame: bytes) -> str:
-        """Read, carry out, run ahead and answer, as `djinn_server.server` does."""
+        """Read, carry out, run ahead and answer, as `djinn_plugins.server.server` does."""
         self._stream.data = memoryview(frame)
         received = self._frames.read()
         if received is None:

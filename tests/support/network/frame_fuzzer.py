@@ -16,13 +16,13 @@ from pathlib import Path
 import attrs
 import cattrs
 import msgspec
-from djinn_lib_service.frames import ALIGNMENT, SHORT_MARK
 from support.network import frame_feeder
 from support.network.frame_feeder import Journal
 from support.network.frames import Frames, Mutator, parts
 
 from djinn import errors
 from djinn.errors import DjinnError
+from djinn_plugins.common.wire.frames import ALIGNMENT, SHORT_MARK
 
 TYPED = {getattr(errors, name).code for name in errors.__all__} - {DjinnError.code}
 """What a server says that has understood what is wrong. The code of the base class says that it has not."""

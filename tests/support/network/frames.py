@@ -13,7 +13,11 @@ from typing import Any
 import attrs
 import msgspec
 import torch
-from djinn_lib_service.frames import (
+from support.network.fault_proxy import FaultProxy
+from torch import nn
+
+import djinn
+from djinn_plugins.common.wire.frames import (
     ALIGNMENT,
     HEAD,
     MAGIC,
@@ -23,10 +27,6 @@ from djinn_lib_service.frames import (
     encode_head,
     head_bytes,
 )
-from support.network.fault_proxy import FaultProxy
-from torch import nn
-
-import djinn
 
 CORPUS = Path(__file__).parents[3] / "specs" / "wire"
 DEVICE = "remote_accelerator:0"

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 import torch
-from djinn_transport_tcp.stream import FrameStream
 
 from djinn.wire import messages
 from djinn.wire.messages import Message
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 EVIL = "\x1b]0;title\x07\x9b31m\u202e"
 """What a terminal would obey."""

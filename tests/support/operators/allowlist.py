@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from djinn_guard_core.allowlist import classified, lists, release, written
+from djinn_plugins.guard.allowlist import classified, lists, release, written
 
-FILE = Path(__file__).parents[3] / "plugins" / "djinn_guard_core" / "overloads.txt"
+FILE = Path(__file__).parents[3] / "plugins" / "djinn_plugins.guard" / "overloads.txt"
 
 
 def differences() -> list[str]:

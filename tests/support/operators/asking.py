@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from djinn_guard_core.calls import check_of
-from djinn_lib_service.operators import operator_named
+
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.calls import check_of
 
 __all__ = ("ask", "empty")
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_conformance.database import operators
-from djinn_conformance.seeding import quietly
-from djinn_guard_core.allowlist import ALLOWED, group_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from djinn.ir.spec import tensors_in
+from djinn_conformance.database import operators
+from djinn_conformance.seeding import quietly
+from djinn_plugins.guard.allowlist import ALLOWED, group_of
 
 SEED = 7
 DTYPES = (torch.float32, torch.int64, torch.float64, torch.complex64, torch.bfloat16, torch.bool, torch.uint8)

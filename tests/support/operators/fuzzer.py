@@ -22,10 +22,11 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.allowlist import ALLOWED, lists, release
-from djinn_lib_service.operators import LAYER_OPERATORS, operator_named
-from djinn_lib_service.random_exchange import EXCHANGE
+
+from djinn_plugins.common.operators.operators import LAYER_OPERATORS, operator_named
+from djinn_plugins.common.operators.random_exchange import EXCHANGE
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.guard.allowlist import ALLOWED, lists, release
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "guarded_memory.c"

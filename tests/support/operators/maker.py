@@ -8,14 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from djinn_conformance.programs import RecordedCall, Recording, Ref, assemble
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_guard_core.guard import CoreGuard
-from djinn_guard_core.layouts import proven_groups
-from djinn_lib_service.failures import is_out_of_memory
-from djinn_lib_service.kinds.guard import Bounds, ProgramChecker
-from djinn_lib_service.operators import operator_named
-from djinn_shapes_meta.shapes import MetaShapes
 from support.operators.corpus import Corpus, Example, duplicate, mapped
 from support.operators.memory import BEYOND_STORAGE, NOT_STRIDED, SHARES, GuardedMemory
 from support.operators.mutations import Plan, carried_out, changed, extents_of
@@ -26,6 +18,14 @@ from djinn.errors import DjinnError
 from djinn.ir.schema import ReturnKind, facts_of
 from djinn.ir.spec import tensors_in
 from djinn.wire.messages import Poisoned
+from djinn_conformance.programs import RecordedCall, Recording, Ref, assemble
+from djinn_plugins.common.failures import is_out_of_memory
+from djinn_plugins.common.kinds.guard import Bounds, ProgramChecker
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.device.shapes.shapes import MetaShapes
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.guard.guard import CoreGuard
+from djinn_plugins.guard.layouts import proven_groups
 
 BOUNDS = (Bounds(program_bytes=2**26), Bounds())
 """Servers with and without a limit for the memory of a run. The one without lets more through, and costs less."""

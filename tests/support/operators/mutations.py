@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import attrs
 import torch
-from djinn_lib_service.operators import operator_named
 from support.operators.corpus import Corpus, Example, mapped
 from support.operators.elements import REAL_NUMBERS, change_together, change_words, make_wild
 from support.operators.layouts import STRIDES, dense, laid, tiled
@@ -18,6 +17,7 @@ from support.operators.synthesis import SIZES, slots, tensor_for, values_of
 
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
+from djinn_plugins.common.operators.operators import operator_named
 
 Path: TypeAlias = tuple[str, int]
 """Where an argument is: its name, and its position in a list, or -1."""

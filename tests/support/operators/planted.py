@@ -16,14 +16,15 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_guard_core import calls, kernels, layouts
-from djinn_guard_core.calls import CallChecker
-from djinn_guard_core.kernels import Rule
-from djinn_guard_core.preconditions import Named, expect, within
-from djinn_lib_service import random_exchange, results
 from support.operators.layouts import STRIDES
 
 from djinn.ir.spec import tensors_in
+from djinn_plugins.common.calls import results
+from djinn_plugins.common.operators import random_exchange
+from djinn_plugins.guard import calls, kernels, layouts
+from djinn_plugins.guard.calls import CallChecker
+from djinn_plugins.guard.kernels import Rule
+from djinn_plugins.guard.preconditions import Named, expect, within
 
 _RULES: dict[str, Rule] = kernels.RULES  # type: ignore[assignment]  # nobody else's process
 _STATE = struct.Struct("=QiiQ")

@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import torch
-from djinn_conformance.programs import Ref
-from djinn_guard_core.allowlist import ALLOWED, group_of
 from support.operators.corpus import Corpus
 from support.operators.elements import FAR
 from support.operators.synthesis import base_of, family, values_of
 
 from djinn.ir.spec import tensors_in
+from djinn_conformance.programs import Ref
+from djinn_plugins.guard.allowlist import ALLOWED, group_of
 
 Calls: TypeAlias = list[tuple[str, dict[str, Any]]]
 """Overloads with arguments by name; a `Ref` stands for a result of an earlier one."""

@@ -10,11 +10,12 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_guard_core.calls import check_of
-from djinn_lib_service.operators import operator_named
 from support.operators.corpus import Corpus, Example, mapped
 from support.operators.own_recipes import OWN_RECIPES
 from support.operators.recipes import RECIPES
+
+from djinn_plugins.common.operators.operators import operator_named
+from djinn_plugins.guard.calls import check_of
 
 SIZES = ((3,), (2, 3), (3, 3), (2, 3, 4), (2, 3, 4, 4), (1, 2, 3, 4, 4), (4, 4), (2, 4, 4), (5,), (), (1,), (6, 6))
 DTYPES = (torch.float32, torch.int64, torch.float64, torch.bool, torch.complex64, torch.int32, torch.bfloat16,

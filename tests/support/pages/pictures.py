@@ -9,10 +9,13 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from djinn_lib_graph.annotated import AnnotatedGraph
-from djinn_lib_graph.graph import Graph, GraphNode, Origin, RecordedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import (
+
+import djinn
+from djinn.ir.phase import ExecutionPhase
+from djinn_plugins.graph.annotated import AnnotatedGraph
+from djinn_plugins.graph.graph import Graph, GraphNode, Origin, RecordedGraph
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import (
     DataResidency,
     Evidence,
     MemoryPattern,
@@ -20,9 +23,6 @@ from djinn_lib_graph.metadata import (
     Tier,
     WorkloadProfile,
 )
-
-import djinn
-from djinn.ir.phase import ExecutionPhase
 
 OF_MODULES = {"attn": "attention", "mlp": "mlp", "ln_1": "norm", "ln_2": "norm", "ln_f": "norm", "wte": "embedding",
               "wpe": "embedding", "lm_head": "head"}

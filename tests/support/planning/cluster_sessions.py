@@ -1,10 +1,10 @@
 """Sessions of a cluster that is not there: they come, the directory leads each to a server, and servers fail.
 
-The directory's choice is the real one, `djinn_directory.choosing.ServerListing`, by a clock that is simulated too; so
-are the reports of load every second and the addresses that a client remembers. What else is simulated: a server that
-works on one request at a time, in the order in which they come; sessions that ask, wait for the answer, pause, and ask
-again; servers that fail, whose sessions find another one, where their work is repeated first. What is not: the time
-that messages take, memory, requests that slow each other down.
+The directory's choice is the real one, `djinn_plugins.cluster.directory.choosing.ServerListing`, by a clock that is
+simulated too; so are the reports of load every second and the addresses that a client remembers. What else is
+simulated: a server that works on one request at a time, in the order in which they come; sessions that ask, wait for
+the answer, pause, and ask again; servers that fail, whose sessions find another one, where their work is repeated
+first. What is not: the time that messages take, memory, requests that slow each other down.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from collections import deque
 from collections.abc import Callable
 
 import attrs
-from djinn_cluster.resolving import RECENT_S
-from djinn_directory.announcing import EVERY_S
-from djinn_directory.choosing import JoinedServer, ServerListing
-from djinn_lib_cluster.messages import LoadReport, Resolve
+
+from djinn_plugins.cluster.directory.announcing import EVERY_S
+from djinn_plugins.cluster.directory.choosing import JoinedServer, ServerListing
+from djinn_plugins.cluster.messages import LoadReport, Resolve
+from djinn_plugins.cluster.resolving import RECENT_S
 
 RECENT = 16
 """How many addresses a client remembers."""

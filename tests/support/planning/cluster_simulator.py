@@ -17,10 +17,18 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
-from djinn_lib_graph.graph import Graph, GraphNode
-from djinn_lib_schedule.costs import CostModel
-from djinn_lib_schedule.profiling import Measurement
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, StepSpan, Transfer
+
+from djinn_plugins.graph.graph import Graph, GraphNode
+from djinn_plugins.schedule.costs import CostModel
+from djinn_plugins.schedule.profiling import Measurement
+from djinn_plugins.schedule.schedule import (
+    CachingPolicy,
+    DeviceInfo,
+    ExecutionSchedule,
+    LinkProfile,
+    StepSpan,
+    Transfer,
+)
 
 Task = tuple[str, str]
 """A node and the device on which it runs: its own, or one of its replicas'."""
@@ -468,7 +476,8 @@ def as_measured(schedule: ExecutionSchedule, measurement: Measurement) -> Simula
 
     Args:
         schedule: What was run.
-        measurement: What `djinn_lib_schedule.profiling.measure` found; pieces of several nodes are shared out evenly.
+        measurement: What `djinn_plugins.schedule.profiling.measure` found; pieces of several nodes are shared out
+        evenly.
     """
     took_s = {node: (piece.span.end_s - piece.span.begin_s) / len(piece.nodes)
               for piece in measurement.pieces for node in piece.nodes}

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from djinn_lib_graph.graph import Graph, GraphNode, RecordedGraph
-from djinn_lib_graph.metadata import DataLineage, SemanticMetadata
-from djinn_lib_schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 
 from djinn.ir.spec import SpecTable, TensorSpec
+from djinn_plugins.graph.graph import Graph, GraphNode, RecordedGraph
+from djinn_plugins.graph.metadata import DataLineage, SemanticMetadata
+from djinn_plugins.schedule.schedule import DeviceInfo, DeviceProfile, ExecutionSchedule, LinkProfile, Rate
 
 SPECS = SpecTable()
 _META = torch.device("meta")

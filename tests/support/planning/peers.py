@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping, Sequence
 
-from djinn_lib_graph.graph import Graph
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
 from support.planning.graphs import seconds
+
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule
 
 
 class Numbers:

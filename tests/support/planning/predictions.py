@@ -9,15 +9,15 @@ from typing import Any
 
 import attrs
 import torch
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.costs import CostModel
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
-from djinn_lib_schedule.semantics import with_meaning
 from support.models import gpt2, resnet18
 from support.models.small_gpt import Training
 
 import djinn
 from djinn.session import runtime
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.costs import CostModel
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule
+from djinn_plugins.schedule.semantics import with_meaning
 
 DEVICE = "remote_accelerator:0"
 

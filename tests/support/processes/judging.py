@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from djinn_conformance import database, workers
-from djinn_conformance.seeding import quietly
 from support.processes.begun import begin_session, import_begun
 
 from djinn.plugins import Plugins
+from djinn_conformance import database, workers
+from djinn_conformance.seeding import quietly
 
 __all__ = ("workers",)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import warnings
 from importlib import import_module
 
-from djinn_conformance import capabilities, compositions, harness, laws, seeding, serving, specs, subjects, tally
 from support.processes.examples import prepare
 
 from djinn.plugins import Plugins
+from djinn_conformance import capabilities, compositions, harness, laws, seeding, serving, specs, subjects, tally
 
 __all__ = ("capabilities", "compositions", "harness", "laws", "seeding", "serving", "specs", "subjects", "tally")
 

@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 
-import djinn_server.opening
-import djinn_server.server
-import djinn_server.worker
-from djinn_cli.app import build
-from djinn_server.forkserver import fork_forkserver, prepare
-from djinn_server.spawning import ForkServer
 from support.processes.begun import begin_session, import_begun
 
 import djinn
+import djinn_plugins.server.opening
+import djinn_plugins.server.server
+import djinn_plugins.server.worker
 from djinn.plugins import Plugins
+from djinn_plugins.cli.app import build
+from djinn_plugins.server.forkserver import fork_forkserver, prepare
+from djinn_plugins.server.spawning import ForkServer
 
-__all__ = ("djinn", "djinn_server")
+__all__ = ("djinn", "djinn_plugins")
 
 
 def _forked(environment: Mapping[str, str]) -> ForkServer | None:
@@ -36,11 +36,12 @@ def _forked(environment: Mapping[str, str]) -> ForkServer | None:
     return fork_forkserver(begin)
 
 
-for _name in ("djinn_lib_server.parents", "djinn_progress.screens", "djinn_server.signals",
-              "djinn_transport_tcp.client", "djinn_transport_tcp.listener"):
+for _name in ("djinn_plugins.common.net.parents", "djinn_plugins.watch.progress.screens",
+              "djinn_plugins.server.signals",
+              "djinn_plugins.transport.tcp.client", "djinn_plugins.transport.tcp.listener"):
     import_module(_name)  # what a server imports when it begins, and the client of one
 build({})
 Plugins.load()
 import_begun(begin_session)
-_start = djinn_server.opening.start_forkserver
-djinn_server.opening.start_forkserver = _forked
+_start = djinn_plugins.server.opening.start_forkserver
+djinn_plugins.server.opening.start_forkserver = _forked

@@ -6,8 +6,6 @@ import sys
 from typing import Any
 
 import torch
-from djinn_transport_tcp.client import SocketConnection, connect
-from djinn_transport_tcp.opening import open_tcp
 from support.servers.connection_options import connect_options
 from support.servers.tcp import frame, raw_socket
 
@@ -16,6 +14,8 @@ from djinn.ir.schema import facts_of
 from djinn.kinds.transport import ConnectOptions
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Define, Hello, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.transport.tcp.client import SocketConnection, connect
+from djinn_plugins.transport.tcp.opening import open_tcp
 
 FACTOR, COUNTER, PRODUCT, ELEMENT, SUM = 1, 2, 3, 4, 5
 SHORT, LONG, ENDLESS = 1, 2, 3

@@ -33,7 +33,7 @@ from typing import Any, NoReturn, Self
 __all__ = ("WarmPython", "begin", "clean_environment", "run_djinn", "run_pytest", "run_python", "run_script", "share",
            "start_server", "start_worker")
 
-_DJINN = "from djinn_cli.app import main; main()"
+_DJINN = "from djinn_plugins.cli.app import main; main()"
 _PYTEST = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
 
 _FORKS = multiprocessing.get_context("forkserver")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any
 
-import djinn_patterns_core
 import torch
-from djinn_analyzer_core.analyzer import CoreAnalyzer
-from djinn_lib_graph.graph import Graph
-from djinn_lib_graph.kinds import Annotations, Pattern, PatternMatch
-from djinn_lib_graph.metadata import Tier
 from torch import nn
 
 import djinn
+import djinn_plugins.graph.patterns
+from djinn_plugins.graph.analyzer.analyzer import CoreAnalyzer
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.graph.kinds import Annotations, Pattern, PatternMatch
+from djinn_plugins.graph.metadata import Tier
 
 DEVICE = "remote_accelerator:0"
 BY_STRUCTURE = (Tier.OPERATION, Tier.STRUCTURE)
@@ -23,7 +23,7 @@ BY_STRUCTURE = (Tier.OPERATION, Tier.STRUCTURE)
 @cache
 def _patterns() -> tuple[Pattern, ...]:
     registered: list[Pattern] = []
-    djinn_patterns_core.djinn_register_patterns(registered.append)
+    djinn_plugins.graph.patterns.djinn_register_patterns(registered.append)
     return tuple(registered)
 
 

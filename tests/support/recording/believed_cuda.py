@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from djinn_interceptor_device import optimizers
-from djinn_lib_service.device_report import DeviceProperties
 
 import djinn
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session import runtime
+from djinn_plugins.common.device_report import DeviceProperties
+from djinn_plugins.device.interceptor import optimizers
 
 H100 = DeviceProperties("cuda", "NVIDIA H100 80GB HBM3", 85_017_493_504, 132, 9, 0, has_bfloat16=True,
                         free_bytes=84_000_000_000, cudnn=91_900, attention=("flash", "efficient", "math", "cudnn"))

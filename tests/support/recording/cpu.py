@@ -12,17 +12,17 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_executor_cuda.cuda_graphs import NotRecordedError, Shelf
-from djinn_executor_cuda.graph_eligibility import storage_of
-from djinn_executor_cuda.recorded import RecordedProgram
-from djinn_lib_service.kinds.guard import CallCheck
-from djinn_lib_torch.calls import bind
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from djinn.ir.program import Program
 from djinn.ir.schema import facts_of
 from djinn.ir.spec import tensors_in
+from djinn_plugins.common.calls.binding import bind
+from djinn_plugins.common.kinds.guard import CallCheck
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.cuda.cuda_graphs import NotRecordedError, Shelf
+from djinn_plugins.executor.cuda.graph_eligibility import storage_of
+from djinn_plugins.executor.cuda.recorded import RecordedProgram
 
 
 def bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:

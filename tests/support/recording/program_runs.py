@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 import torch
+
+from djinn.wire.messages import Poisoned
 from djinn_conformance.assertions import expect_same_metadata, expect_same_tensor
 from djinn_conformance.programs import RecordedCall, Recording, RunnableProgram, pieces
 from djinn_conformance.strategies import filled
-from djinn_lib_service.kinds.executor import CompiledProgram, Executor, RandomState
-
-from djinn.wire.messages import Poisoned
+from djinn_plugins.common.kinds.executor import CompiledProgram, Executor, RandomState
 
 
 @attrs.define

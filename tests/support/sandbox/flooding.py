@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 import torch
-from djinn_lib_server.kinds.metrics import Amounts, Counts
-from djinn_server.control import Dial, FromStore, Seen, SessionState
-from djinn_server.counters import MAX_NAMED, WorkerReport
-from djinn_server.upload_messages import DropUpload, FindUpload, MakeUpload
 
 from djinn.wire.messages import MARK_BYTES, PROTOCOL_VERSION, PeerHello
+from djinn_plugins.server.control import Dial, FromStore, Seen, SessionState
+from djinn_plugins.server.counters import MAX_NAMED, WorkerReport
+from djinn_plugins.server.kinds.metrics import Amounts, Counts
+from djinn_plugins.server.upload_messages import DropUpload, FindUpload, MakeUpload
 
 
 def _report(number: int) -> WorkerReport:

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from djinn_server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, parse
-from djinn_server.sandbox.paths import files_for
+
+from djinn_plugins.server.sandbox.calls import ABSENT, ARCHITECTURES, CHECKED, FREE, REFUSED, parse
+from djinn_plugins.server.sandbox.paths import files_for
 
 ANSWER_BYTES = 2**18
 DONE = "DONE"

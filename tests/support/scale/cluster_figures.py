@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
-from djinn_directory.choosing import ServerListing
-from djinn_lib_cluster.messages import LoadReport, Resolve
-from djinn_lib_schedule.schedule import DeviceInfo
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 from support.clients.tenants import percentile
 from support.planning import graphs
 from support.planning.cluster_sessions import Failure, Workload, simulate_sessions
+
+from djinn_plugins.cluster.directory.choosing import ServerListing
+from djinn_plugins.cluster.messages import LoadReport, Resolve
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import DeviceInfo
+from djinn_plugins.schedule.throughput.scheduler import ThroughputScheduler
 
 SIZES = (10, 100, 1000)
 LOADS = (0.5, 0.7, 0.9)

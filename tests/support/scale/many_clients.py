@@ -26,10 +26,6 @@ from typing import Self
 
 import attrs
 import torch
-from djinn_authenticator_tokens.tokens import TokenFile
-from djinn_lib_server.limits import Limits
-from djinn_monitor.reading import read
-from djinn_transport_tcp.client import connect
 from support.clients.tenants import percentile
 from support.processes.warm import clean_environment
 from support.reports.performance import machine
@@ -39,6 +35,10 @@ from support.servers.serving import PROGRAM, children_of
 
 from djinn.errors import DjinnError
 from djinn.kinds.transport import ConnectOptions
+from djinn_plugins.server.tenant_limits import Limits
+from djinn_plugins.server.tokens.tokens import TokenFile
+from djinn_plugins.transport.tcp.client import connect
+from djinn_plugins.watch.monitor.reading import read
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
 MEMORY_MIB = 256

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from djinn_lib_cluster.asking import trusting
-from djinn_lib_cluster.kinds import Engine, ProgramReport
 from support.processes.warm import run_djinn
 from support.servers.serving import children_of, workers_of
 from transformers.generation import BaseStreamer
+
+from djinn_plugins.cluster.asking import trusting
+from djinn_plugins.cluster.kinds import Engine, ProgramReport
 
 TIMEOUT_S = 120.0
 TOKENS = 12

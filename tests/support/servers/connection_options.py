@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from djinn_lib_service.settings import ResumeSettings, TlsSettings, UploadSettings
 
 from djinn.kinds.transport import ConnectOptions
 from djinn.settings import Settings
+from djinn_plugins.common.settings.connection import ResumeSettings, TlsSettings, UploadSettings
 
 
 def connect_options(**given: Any) -> ConnectOptions:

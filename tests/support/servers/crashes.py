@@ -28,14 +28,14 @@ PROGRAM = """
 import ctypes, os, signal, sys
 from functools import partial
 import torch
-import djinn_guard_core.guard
-from djinn_lib_service.kinds.guard import Bounds
-from djinn_lib_service.options import ListenOptions
+import djinn_plugins.guard.guard
+from djinn_plugins.common.kinds.guard import Bounds
+from djinn_plugins.common.options import ListenOptions
 from djinn.plugins import Plugins
-from djinn_server.peers import PeerPolicy
-from djinn_server.server import Server
+from djinn_plugins.server.peers import PeerPolicy
+from djinn_plugins.server.server import Server
 plugins = Plugins.load()
-djinn_guard_core.guard._warm_up()
+djinn_plugins.guard.guard._warm_up()
 def die_with_parent():
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)

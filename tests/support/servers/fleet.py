@@ -7,11 +7,11 @@ import signal
 from contextlib import suppress
 from typing import Any
 
-from djinn_backend_fleet.fleet import Fleet
 from support.servers.serving import children_of
 
 from djinn.kinds.backend_wrapper import unwrapped
 from djinn.session.session import Session
+from djinn_plugins.fleet.fleet import Fleet
 
 
 def fleet_of(session: Session) -> Fleet:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from djinn_executor_cpu.executor import CpuExecutorFactory
-from djinn_lib_service.checked_calls import CheckedPieces
-from djinn_lib_service.kinds import CompiledProgram, Executor, RandomState
-from djinn_lib_service.kinds.executor import Report
 
 from djinn.ir.program import Program
+from djinn_plugins.common.calls.checked import CheckedPieces
+from djinn_plugins.common.kinds.executor import CompiledProgram, Executor, RandomState, Report
+from djinn_plugins.executor.cpu.executor import CpuExecutorFactory
 
 
 class LeastProgram:

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from djinn_server.run_queue import RunQueue
-from djinn_server.session_slot import SessionSlot
-
 from djinn.wire.messages import Batch, Run
+from djinn_plugins.server.run_queue import RunQueue
+from djinn_plugins.server.session_slot import SessionSlot
 
 RUN = Run(1, (), [], ())
 

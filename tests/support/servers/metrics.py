@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from djinn_monitor.reading import Reading, read
+from djinn_plugins.watch.monitor.reading import Reading, read
 
 __all__ = ("page_of", "wait_for")
 

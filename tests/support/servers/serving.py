@@ -18,7 +18,7 @@ PROGRAM = """
 import ctypes, signal, sys
 if sys.platform.startswith("linux"):
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-from djinn_cli.app import main
+from djinn_plugins.cli.app import main
 main()
 """
 
@@ -58,7 +58,7 @@ def _is_forkserver(process: int) -> bool:
     """Whether a process forks workers: by its name, or by its command line before it has taken that name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         folder = Path(f"/proc/{process}")
-        return "djinn-forksrv" in (folder / "comm").read_text() or b"djinn_server.forkserver" in (
+        return "djinn-forksrv" in (folder / "comm").read_text() or b"djinn_plugins.server.forkserver" in (
             folder / "cmdline").read_bytes()
     return False
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.frames import SHORT_HEAD, decode_head, head_bytes
-from djinn_transport_tcp.client import SocketConnection
-from djinn_transport_tcp.listener import SocketChannel
-from djinn_transport_tcp.sockets import ByteStream
-from djinn_transport_tcp.stream import FrameStream
 
 from djinn.errors import TransportError
 from djinn.wire import messages
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Result, Welcome
+from djinn_plugins.common.wire.frames import SHORT_HEAD, decode_head, head_bytes
+from djinn_plugins.transport.tcp.client import SocketConnection
+from djinn_plugins.transport.tcp.listener import SocketChannel
+from djinn_plugins.transport.tcp.sockets import ByteStream
+from djinn_plugins.transport.tcp.stream import FrameStream
 
 WELCOME = Welcome(PROTOCOL_VERSION, "2.13.0", "3.11.7", sys.byteorder, "cpu", "0" * 32)
 SYNCHRONIZE = Batch(synchronize=True)

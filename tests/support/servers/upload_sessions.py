@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from djinn_lib_service.upload_dedup import DedupConnection
-from djinn_transport_tcp.client import connect
 from support.servers.connection_options import connect_options
 
 from djinn.ir.program import NumberArgument, Program, Step, Template, TensorArgument
 from djinn.ir.schema import facts_of
 from djinn.wire.messages import Batch, Define, Run, Upload
 from djinn.wire.tensors import header_of
+from djinn_plugins.client.upload_dedup import DedupConnection
+from djinn_plugins.transport.tcp.client import connect
 
 __all__ = ("DOUBLE", "SUM", "UploadSession", "steady_bytes", "template", "used_bytes")
 

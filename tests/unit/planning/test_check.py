@@ -6,16 +6,16 @@ import random
 
 import attrs
 import pytest
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.check import RULES, check_schedule
-from djinn_lib_schedule.completion import complete
-from djinn_lib_schedule.problem import Problem
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 from support.planning import graphs as made
 
 from djinn.errors import ScheduleError
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.check import RULES, check_schedule
+from djinn_plugins.schedule.completion import complete
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.problem import Problem
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule, Transfer
+from djinn_plugins.schedule.throughput.scheduler import ThroughputScheduler
 
 DEVICES = (DeviceInfo("a", holds=frozenset({"x"})), DeviceInfo("b"), DeviceInfo("c"))
 CHAIN = RecordedGraph((

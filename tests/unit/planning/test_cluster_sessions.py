@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from djinn_directory.choosing import STALE_S
-from djinn_lib_schedule.costs import waiting_s
 from support.planning.cluster_sessions import ClusterRun, Failure, Workload, simulate_sessions
+
+from djinn_plugins.cluster.directory.choosing import STALE_S
+from djinn_plugins.schedule.costs import waiting_s
 
 SINGLE = Workload(load=0.6, service_s=0.1, pause_s=0.0, requests=1.0)
 """Sessions of one request, which come at random: one server is a queue M/M/1."""

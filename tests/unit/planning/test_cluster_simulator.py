@@ -10,16 +10,23 @@ from collections.abc import Sequence
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import GraphNode, RecordedGraph
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.costs import CostModel, waiting_s
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile, StepSpan, Transfer
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_single.scheduler import SingleScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 from support.planning.cluster_simulator import Cluster, SimulatedRun, simulate
 
 from djinn.ir.spec import SpecTable, TensorSpec
+from djinn_plugins.graph.graph import GraphNode, RecordedGraph
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.costs import CostModel, waiting_s
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import (
+    CachingPolicy,
+    DeviceInfo,
+    ExecutionSchedule,
+    LinkProfile,
+    StepSpan,
+    Transfer,
+)
+from djinn_plugins.schedule.single.scheduler import SingleScheduler
+from djinn_plugins.schedule.throughput.scheduler import ThroughputScheduler
 
 SPECS = SpecTable()
 LINK = LinkProfile(latency_s=1.0, bytes_per_s=100.0)

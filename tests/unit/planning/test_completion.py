@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from djinn_lib_graph.graph import RecordedGraph, ValueInfo
-from djinn_lib_graph.metadata import DataLineage
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.completion import complete
-from djinn_lib_schedule.problem import Problem
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile
 from support.planning import graphs as made
 
 from djinn.errors import ScheduleError
+from djinn_plugins.graph.graph import RecordedGraph, ValueInfo
+from djinn_plugins.graph.metadata import DataLineage
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.completion import complete
+from djinn_plugins.schedule.problem import Problem
+from djinn_plugins.schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, LinkProfile
 
 SLOW = LinkProfile(2e-4, 1e9)
 

@@ -8,12 +8,17 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_lib_graph.graph import GraphNode, RecordedGraph
-from djinn_lib_graph.kinds import PatternMatch
-from djinn_lib_graph.metadata import MemoryPattern, SemanticMetadata
-from djinn_lib_schedule.costs import CostModel, CostWeights, waiting_s
-from djinn_lib_schedule.fitting import Measured, MeasuredCall, fit
-from djinn_lib_schedule.schedule import (
+from hypothesis import given
+from hypothesis import strategies as st
+
+import djinn
+from djinn.ir.spec import SpecTable
+from djinn_plugins.graph.graph import GraphNode, RecordedGraph
+from djinn_plugins.graph.kinds import PatternMatch
+from djinn_plugins.graph.metadata import MemoryPattern, SemanticMetadata
+from djinn_plugins.schedule.costs import CostModel, CostWeights, waiting_s
+from djinn_plugins.schedule.fitting import Measured, MeasuredCall, fit
+from djinn_plugins.schedule.schedule import (
     DeviceInfo,
     DeviceProfile,
     ExecutionSchedule,
@@ -23,11 +28,6 @@ from djinn_lib_schedule.schedule import (
     Sample,
     Transfer,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-
-import djinn
-from djinn.ir.spec import SpecTable
 
 PLAIN = DeviceProfile(rate=Rate(100.0, 10.0), launch_s=1.0, view_s=0.5, run_s=3.0)
 NEAR = LinkProfile(2.0, 5.0, is_measured=True)

@@ -8,12 +8,13 @@ import statistics
 import time
 
 import pytest
-from djinn_lib_graph.graph import RecordedGraph
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
-from djinn_scheduler_latency.scheduler import LatencyScheduler
 from support.planning import graphs as made
 from support.planning.peers import Numbers, heft, optimum, simulated
+
+from djinn_plugins.graph.graph import RecordedGraph
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import DeviceInfo, LinkProfile
 
 LATENCY = LatencyScheduler()
 

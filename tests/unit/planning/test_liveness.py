@@ -10,14 +10,6 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from djinn_executor_cpu.executor import CpuExecutor
-from djinn_lib_graph.from_tape import graph_of
-from djinn_lib_graph.graph import GraphNode, RecordedGraph
-from djinn_lib_graph.metadata import SemanticMetadata
-from djinn_lib_schedule.liveness import MemoryEstimator
-from djinn_lib_schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
-from djinn_lib_torch.calls import BoundCall, bind
-from djinn_lib_torch.executor import TorchProgram
 from support.models.small_gpt import BATCH, CONTEXT, VOCABULARY, SmallGPT
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
@@ -26,6 +18,14 @@ import djinn
 from djinn.ir.phase import ExecutionPhase
 from djinn.ir.spec import SpecTable, TensorSpec, tensors_in
 from djinn.session.programs import lay_out, program_of
+from djinn_plugins.common.calls.binding import BoundCall, bind
+from djinn_plugins.executor.cpu.executor import CpuExecutor
+from djinn_plugins.executor.torch.executor import TorchProgram
+from djinn_plugins.graph.from_tape import graph_of
+from djinn_plugins.graph.graph import GraphNode, RecordedGraph
+from djinn_plugins.graph.metadata import SemanticMetadata
+from djinn_plugins.schedule.liveness import MemoryEstimator
+from djinn_plugins.schedule.schedule import CachingPolicy, DeviceInfo, ExecutionSchedule, Transfer
 
 DEVICE = "remote_accelerator:0"
 Work = Callable[[], Any]

@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 import pytest
-from djinn_lib_graph.metadata import MemoryPattern
-from djinn_lib_schedule import profiles
-from djinn_lib_schedule.profiles import Calibration, Identity
-from djinn_lib_schedule.schedule import DeviceProfile, LinkProfile, OperationProfile, Rate, Sample
+
+from djinn_plugins.graph.metadata import MemoryPattern
+from djinn_plugins.schedule import profiles
+from djinn_plugins.schedule.profiles import Calibration, Identity
+from djinn_plugins.schedule.schedule import DeviceProfile, LinkProfile, OperationProfile, Rate, Sample
 
 IDENTITY = Identity("a.machine", "cpu", "2.13.0")
 FOUND = Calibration(

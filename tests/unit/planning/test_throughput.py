@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from djinn_lib_graph.graph import RecordedGraph, ValueInfo
-from djinn_lib_schedule.check import check_schedule
-from djinn_lib_schedule.schedule import DeviceInfo, LinkProfile
-from djinn_scheduler_latency.scheduler import LatencyScheduler
-from djinn_scheduler_throughput.scheduler import ThroughputScheduler
 from support.planning import graphs as made
+
+from djinn_plugins.graph.graph import RecordedGraph, ValueInfo
+from djinn_plugins.schedule.check import check_schedule
+from djinn_plugins.schedule.latency.scheduler import LatencyScheduler
+from djinn_plugins.schedule.schedule import DeviceInfo, LinkProfile
+from djinn_plugins.schedule.throughput.scheduler import ThroughputScheduler
 
 SCHEDULERS = [LatencyScheduler(), ThroughputScheduler()]
 FAST = LinkProfile(1e-6, 1e11)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from djinn_lib_graph.kinds import Pattern
+    from djinn_plugins.graph.kinds import Pattern
 
 
 @hookimpl

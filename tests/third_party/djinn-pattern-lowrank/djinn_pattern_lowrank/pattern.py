@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import attrs
-from djinn_lib_graph.graph import Graph, GraphNode
-from djinn_lib_graph.kinds import PatternMatch
 
 from djinn.ir.spec import TensorSpec
+from djinn_plugins.graph.graph import Graph, GraphNode
+from djinn_plugins.graph.kinds import PatternMatch
 
 _LEFT: Mapping[str, int] = MappingProxyType({
     "aten::mm": 0,

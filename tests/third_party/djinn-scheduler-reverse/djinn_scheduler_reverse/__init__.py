@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from djinn.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from djinn_lib_schedule.kinds import GraphScheduler
+    from djinn_plugins.schedule.kinds import GraphScheduler
 
 
 @hookimpl

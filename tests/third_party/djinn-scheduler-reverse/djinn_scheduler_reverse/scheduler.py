@@ -5,12 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from djinn_lib_graph.graph import Graph
-from djinn_lib_schedule.completion import complete
-from djinn_lib_schedule.problem import Problem
-from djinn_lib_schedule.schedule import DeviceInfo, ExecutionSchedule
-
 from djinn.errors import ScheduleError
+from djinn_plugins.graph.graph import Graph
+from djinn_plugins.schedule.completion import complete
+from djinn_plugins.schedule.problem import Problem
+from djinn_plugins.schedule.schedule import DeviceInfo, ExecutionSchedule
 
 
 class ReverseScheduler:

@@ -1,1 +1,0 @@
-"""Clusters of servers: what engines run, and where the records of a cluster are."""

@@ -1,1 +1,0 @@
-"""Library: values that a program does not wait for, and a handler for logs of them."""

@@ -1,7 +1,0 @@
-"""What `djinn` offers of this library: ``djinn.models``."""
-
-from __future__ import annotations
-
-from djinn_lib_models import models
-
-__all__ = ("models",)

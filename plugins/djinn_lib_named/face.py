@@ -1,9 +1,0 @@
-"""What `djinn` offers of this library: ``djinn.kept``."""
-
-from __future__ import annotations
-
-from djinn_lib_named.kept import KeptValues
-
-__all__ = ("kept",)
-
-kept = KeptValues()

@@ -1,5 +1,0 @@
-"""The names of the module ``djinn`` that libraries provide, and those that documents of earlier versions use.
-
-The kernel has no table of them: it asks `djinn_lib_names.table` for a name that it does not have itself, and
-`djinn_lib_names.finder` for a module such as ``djinn.core.lazy_tensor``.
-"""

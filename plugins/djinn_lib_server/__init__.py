@@ -1,1 +1,0 @@
-"""Library of the parts of a server that plugins provide: their Protocols, the server's options, and its limits."""

@@ -1,0 +1,1 @@
+"""The plugins of this project, by rooms; each room has a README."""

@@ -1,0 +1,1 @@
+"""Calls of operators: their arguments, checks, results and writes."""

@@ -1,0 +1,1 @@
+"""Files with weights, and files that only their owner reads."""

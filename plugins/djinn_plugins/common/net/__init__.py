@@ -1,0 +1,1 @@
+"""Addresses, listening sockets, and what is said to strangers."""

@@ -1,0 +1,1 @@
+"""How messages are framed and shortened, on top of `djinn.wire`."""

@@ -1,0 +1,1 @@
+"""The kinds of plugin that belong to a server, one module each."""

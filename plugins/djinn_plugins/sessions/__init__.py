@@ -1,0 +1,1 @@
+"""Sessions with names, sessions in event loops, and the names of the module `djinn`."""

@@ -1,0 +1,1 @@
+"""What shows people what sessions and servers do."""
