@@ -60,7 +60,8 @@ def lint(session: nox.Session) -> None:
     _install(session, "ruff", "import-linter")
     session.run("ruff", "check", ".")
     # The packages are read, not imported; so nothing else needs to be installed.
-    session.run("lint-imports", env={"PYTHONPATH": ":".join(str(ROOT / root) for root in IMPORT_ROOTS)})
+    session.run("lint-imports", "--config", "tests/architecture/imports.toml",
+                env={"PYTHONPATH": ":".join(str(ROOT / root) for root in IMPORT_ROOTS)})
 
 
 @nox.session(allow_parallel=True)

@@ -19,9 +19,8 @@ _USE = ("tutorial", "notebooks/first_steps", "notebooks/what_a_graph_means", "no
         "errors", "troubleshooting")
 _KNOW = ("capabilities", "documents", "compatibility", "conformance", "performance", "foreign", "reliability", "scale",
          "threats")
-_LIBRARIES = tuple(sorted(path.name for path in (_HERE.parent / "plugins").glob("djinn_lib_*")))
 _EXTEND = ("architecture", "glossary", "plugins/index",
-           *(f"autoapi/{package}/index" for package in ("djinn", *_LIBRARIES)))
+           *(f"autoapi/{package}/index" for package in ("djinn", "djinn_plugins")))
 _ENTRY = re.compile(r'<li class="toctree-l(\d+)([^"]*)"><a class="([^"]*)" href="([^"]*)">(.*?)</a>(<input )?')
 """An entry of the sidebar, with the checkbox that opens the entries below it."""
 _LINK_UP = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
@@ -36,7 +35,7 @@ exclude_patterns = ["results/*.csv"]
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 # The modules are read, not imported, so neither PyTorch nor djinn has to be installed.
-autoapi_dirs = ["../djinn", *(f"../plugins/{library}" for library in _LIBRARIES)]
+autoapi_dirs = ["../djinn", "../plugins/djinn_plugins"]
 autoapi_root = "autoapi"
 autoapi_add_toctree_entry = False
 # Fields that "Attributes:" describes are listed once more with their types.

@@ -47,8 +47,6 @@ from djinn_plugins.common.kinds.executor import (
 _ALIASING = VIEWS + IN_PLACE
 _TOO_MANY_DIMENSIONS = torch.zeros((2,) * 9)
 """Broadcasts with no tensor of a random program, so that an in-place write from it always raises."""
-
-
 _CUTS = st.lists(st.integers(1, 15), max_size=2, unique=True)
 """Positions at which a recording is cut into several programs."""
 _EVERY = st.integers(1, 3)

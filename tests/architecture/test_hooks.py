@@ -58,8 +58,7 @@ def test_a_hook_is_typed_and_known_to_pluggy(name: str) -> None:
 def test_the_hook_of_a_kind_names_the_protocol_and_repeats_nothing_common(name: str) -> None:
     found = sections(HOOKS[name])
     module, _, protocol = KINDS[KIND_OF[name]].protocol.partition(":")
-    public = module if module.endswith(".kinds") else module.rpartition(".")[0]
-    assert found["Args"].startswith(f"register: Accepts a `{public}.{protocol}`.")
+    assert found["Args"].startswith(f"register: Accepts a `{module}.{protocol}`.")
     assert set(found) <= {"", "Called", "Args"}
 
 

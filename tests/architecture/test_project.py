@@ -17,29 +17,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES = sorted(path.name for path in (ROOT / "plugins").glob("djinn_*") if path.is_dir())
-NO_PLUGINS = {"djinn_plugins.cli"}
-"""The command line; libraries are no plugins either."""
-LIBRARIES = [name for name in PACKAGES if name.startswith("djinn_lib_")]
-FOLDERS = [name for name in PACKAGES if name not in {*NO_PLUGINS, *LIBRARIES}]
 COMMAND = "python3 -m pip install -c constraints.txt nox && python3 -m nox"
 
 
-def test_every_folder_of_plugins_is_an_entry_point_and_the_other_way_round() -> None:
-    entry_points = PROJECT["project"]["entry-points"]["djinn"]
-    assert entry_points == {folder.replace("_", "-"): folder for folder in FOLDERS}
+def test_each_package_with_hooks_is_an_entry_point_and_the_other_way_round() -> None:
+    packages = {".".join(path.parent.relative_to(ROOT / "plugins").parts)
+                for path in (ROOT / "plugins").rglob("__init__.py") if "@hookimpl" in path.read_text()}
+    # What `torch.compile` loads has no hooks.
+    wanted = {*packages, "djinn_plugins.device.dynamo"}
+    assert sorted(PROJECT["project"]["entry-points"]["djinn"].values()) == sorted(wanted)
 
 
-def test_the_import_contracts_know_every_package() -> None:
-    linter = PROJECT["tool"]["importlinter"]
-    contracts = {contract["id"]: contract for contract in linter["contracts"]}
-    assert sorted(linter["root_packages"]) == sorted(["djinn", "djinn_conformance", *PACKAGES])
-    assert sorted(contracts["kernel"]["forbidden_modules"]) == sorted(["djinn_conformance", *PACKAGES])
-    assert sorted(contracts["plugins"]["modules"]) == FOLDERS
-    assert sorted(contracts["conformance"]["forbidden_modules"]) == FOLDERS
-    assert sorted(contracts["libraries-plugins"]["source_modules"]) == LIBRARIES
-    assert sorted(contracts["libraries-plugins"]["forbidden_modules"]) == sorted(
-        ["djinn_conformance", *FOLDERS, *NO_PLUGINS])
+def test_what_is_said_of_the_project_fits_a_few_screens() -> None:
+    assert len((ROOT / "pyproject.toml").read_text().splitlines()) <= 300
 
 
 def test_the_readme_has_the_two_commands_and_ci_runs_the_second() -> None:
@@ -70,7 +60,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    roots = ("djinn", *(f"plugins/{folder}" for folder in PACKAGES), "conformance/djinn_conformance")
+    roots = ("djinn", "plugins/djinn_plugins", "conformance/djinn_conformance")
     sources = {path for root in roots for path in (ROOT / root).rglob("*.py")}
     wanted = {os.fspath(path.relative_to(ROOT)).removeprefix("plugins/").removeprefix("conformance/")
               for path in sources}
@@ -81,16 +71,14 @@ def test_the_wheel_carries_kernel_plugins_kit_and_specs(wheel: zipfile.ZipFile) 
 
 def test_the_wheel_carries_nothing_else(wheel: zipfile.ZipFile) -> None:
     tops = {name.split("/")[0] for name in wheel.namelist()}
-    assert tops == {"djinn", "djinn_plugins/autoload.py", "djinn_conformance", "djinn_plugins/start.py",
-                    "djinn_torch-0.1.0.dist-info",
-                    *PACKAGES}
+    assert tops == {"djinn", "djinn_plugins", "djinn_conformance", "djinn_torch-0.1.0.dist-info"}
     assert not [name for name in wheel.namelist() if "__pycache__" in name]
 
 
 def test_the_wheel_announces_its_plugins_the_program_and_the_kit(wheel: zipfile.ZipFile) -> None:
     parser = ConfigParser(delimiters=("=",))
     parser.read_string(wheel.read("djinn_torch-0.1.0.dist-info/entry_points.txt").decode())
-    assert set(parser["djinn"]) == {folder.replace("_", "-") for folder in FOLDERS}
+    assert dict(parser["djinn"]) == PROJECT["project"]["entry-points"]["djinn"]
     assert parser["console_scripts"]["djinn"] == "djinn_plugins.start:main"
     assert parser["torch.backends"]["djinn"] == "djinn_plugins.autoload:load"
     assert parser["pytest11"]["djinn-conformance"] == "djinn_conformance.plugin"

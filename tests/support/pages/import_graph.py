@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-__all__ = ("PAGE", "drawing", "imported", "kernel_imports", "layers_of", "page_with")
+__all__ = ("PAGE", "drawing", "imported", "imported_at_run_time", "kernel_imports", "layers_of", "page_with", "rooms")
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -21,8 +21,14 @@ def imported(path: Path) -> tuple[str, ...]:
     return tuple(_imported(path))
 
 
-def _imported(path: Path) -> Iterator[str]:
-    for node in _statements(ast.parse(path.read_text()).body):
+@cache
+def imported_at_run_time(path: Path) -> tuple[str, ...]:
+    """Every module that a file imports, except where only types are checked."""
+    return tuple(_imported(path, types=False))
+
+
+def _imported(path: Path, *, types: bool = True) -> Iterator[str]:
+    for node in _statements(ast.parse(path.read_text()).body, types=types):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -31,12 +37,14 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+def _statements(body: Iterable[ast.AST], *, types: bool) -> Iterator[ast.AST]:
     """All statements, also inside others; to look through expressions, too, takes three times as long."""
     for node in body:
+        if not types and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
         yield node
         for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
-            yield from _statements(getattr(node, inner, ()))
+            yield from _statements(getattr(node, inner, ()), types=types)
 
 
 def kernel_imports() -> dict[str, set[str]]:
@@ -64,13 +72,18 @@ def layers_of(below: Mapping[str, set[str]]) -> dict[str, int]:
     return layers
 
 
-def _packages_import() -> dict[str, set[str]]:
+def rooms() -> dict[str, Path]:
+    """The rooms of the plugins: their names and folders."""
+    return {path.parent.name: path.parent for path in sorted(ROOT.glob("plugins/djinn_plugins/*/__init__.py"))}
+
+
+def _rooms_import() -> dict[str, set[str]]:
+    """What each room imports of other rooms; what it imports only for types does not count, as in the contracts."""
     found: dict[str, set[str]] = {"djinn": set()}
-    folders = [path for path in sorted((ROOT / "plugins").glob("djinn_*")) if path.is_dir()]
-    drawn = {"djinn", *(folder.name for folder in folders)}
-    for folder in folders:
-        names = {name.split(".")[0] for path in folder.rglob("*.py") for name in imported(path)}
-        found[folder.name] = (names & drawn) - {folder.name}
+    for room, folder in rooms().items():
+        names = {name for path in folder.rglob("*.py") for name in imported_at_run_time(path)}
+        below = {name.split(".")[1] for name in names if name.startswith("djinn_plugins.")} & {*rooms()}
+        found[room] = {"djinn", *below} - {room}
     return found
 
 
@@ -84,10 +97,10 @@ def _reduced(below: Mapping[str, set[str]]) -> dict[str, set[str]]:
 
 
 def drawing() -> str:
-    """The text between the page's markers: a Mermaid drawing of the packages, and the layers of the kernel."""
-    packages = _reduced(_packages_import())
+    """The text between the page's markers: a Mermaid drawing of the rooms, and the layers of the kernel."""
+    below = _reduced(_rooms_import())
     lines = ["```mermaid", "flowchart RL", "  djinn([djinn])"]
-    lines += [f"  {name} --> {other}" for name, names in packages.items() for other in sorted(names)]
+    lines += [f"  {name} --> {other}" for name, names in below.items() for other in sorted(names)]
     layers = layers_of(kernel_imports())
     lines += ["```", "", "| layer | modules of the kernel |", "|---|---|"]
     for number in range(max(layers.values()), 0, -1):
