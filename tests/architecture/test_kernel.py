@@ -148,7 +148,8 @@ def test_what_is_imported_is_declared() -> None:
 def test_who_imports_whom_follows_the_contracts() -> None:
     code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "--no-cache", "--config", "tests/architecture/imports.toml"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", code, "--no-cache", "--config", "tests/architecture/imports.toml"], cwd=ROOT,
+        capture_output=True, text=True, timeout=120, check=False,
         env={"PYTHONPATH": ":".join(map(str, IMPORT_ROOTS)), "PATH": "", "NO_COLOR": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -57,7 +57,7 @@ def test_each_room_has_a_page_that_says_what_it_is_and_where_its_tests_and_laws_
     for room, folder in rooms().items():
         page = folder / "README.md"
         text = page.read_text() if page.exists() else ""
-        missing = [word for word in ("It may import", "Tests:", "Laws:") if word not in text]
+        missing = [word for word in ("It may import:", "Tests:", "Laws:") if word not in text]
         if not text.startswith(f"# {room}\n") or missing or len(text.splitlines()) > 12:
             lacking[room] = missing
     assert not lacking

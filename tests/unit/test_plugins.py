@@ -288,7 +288,7 @@ def test_an_object_that_lacks_what_its_kind_asks_for_is_refused(install: Install
     """)
     with pytest.raises(PluginValidationError, match=f"'acme-hollow'.*Hollow as {kind}, which lacks [a-z]") as caught:
         Plugins.load()
-    assert re.search(r"See djinn(_lib_\w+)?\.kinds\.", caught.value.hint)
+    assert re.search(r"See djinn(_plugins\.\w+)?\.kinds\.", caught.value.hint)
     assert "name" not in caught.value.summary.rpartition("lacks")[2].split()
 
 
