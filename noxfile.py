@@ -85,7 +85,7 @@ def tests(session: nox.Session) -> None:
     """Run the tests, those of third parties' plugins among them.
 
     Tests that measure time come last and by themselves; all others share the processors. With arguments for pytest
-    (``-- tests/unit -k config``), it runs once, in one process.
+    (``-- tests/kernel -k config``), it runs once, in one process.
     """
     _install(session, "-e", ".[test]")
     # Built and installed as their users would have them, not editable.

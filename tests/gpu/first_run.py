@@ -37,13 +37,13 @@ STEPS = (
     Step("what is installed", 60, (sys.executable, "-c", "from djinn_plugins.start import main; main()", "doctor")),
     Step("operators equal local PyTorch", 60, (*_PYTEST, "tests/gpu/test_kernels.py")),
     Step("a server's results, losses and memory", 150, (*_PYTEST, "tests/gpu/test_served.py")),
-    Step("the executor", 90, (*_PYTEST, "tests/integration/test_cuda.py", "-k", f"not ({_RANDOM})")),
+    Step("the executor", 90, (*_PYTEST, "tests/executor/test_cuda.py", "-k", f"not ({_RANDOM})")),
     Step("launches, graphs and copies", 40, (*_MEASURE, "device")),
     Step("decoding GPT-2", 90, (*_MEASURE, "decode", "cuda:0", "gpt2")),
     Step("decoding a Llama of 1.1B", 120, (*_MEASURE, "decode", "cuda:0", "llama")),
     Step("laws of the executor", 90, (*_PYTEST, "--pyargs", "djinn_conformance", "--djinn-plugin=djinn-executor-cuda",
                                       "-k", f"not ({_RANDOM})")),
-    Step("random programs", 60, (*_PYTEST, "tests/integration/test_cuda.py", "-k", _RANDOM)),
+    Step("random programs", 60, (*_PYTEST, "tests/executor/test_cuda.py", "-k", _RANDOM)),
 )
 
 

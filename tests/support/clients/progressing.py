@@ -1,6 +1,6 @@
 """A client that waits long enough for progress to be shown.
 
-``python -m support.clients.progressing CASE SERVER``, run by tests/integration/test_progress.py.
+``python -m support.clients.progressing CASE SERVER``, run by tests/watch/test_progress.py.
 
 It says by a line how its wait ended; what has to hold afterwards it asserts itself, and says ``done``.
 """

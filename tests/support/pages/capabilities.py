@@ -25,7 +25,7 @@ _NAMES = """
 ## Names
 
 `djinn.NAME` exists for each of them, and [the module's page](api.md) describes it. The test
-`tests/integration/meaning/test_earlier_names.py::test_every_name_of_an_earlier_module_is_there` imports those of
+`tests/graph/test_earlier_names.py::test_every_name_of_an_earlier_module_is_there` imports those of
 earlier modules.
 
 | topic | names |

@@ -38,7 +38,7 @@ from djinn_plugins.graph.graph import RecordedGraph
 from djinn_plugins.graph.kinds import PatternMatch
 from djinn_plugins.graph.patterns.patterns import PATTERNS
 
-PAGE = Path(__file__).parents[3] / "docs" / "patterns.md"
+PAGE = Path(__file__).parents[2] / "docs" / "patterns.md"
 KINDS = ("attention", "mlp", "norm", "conv_block", "moe", "recurrent", "head")
 BY_NAME = {family.name: family for family in FAMILIES}
 DECODERS = [family for family in FAMILIES if family.decodes]

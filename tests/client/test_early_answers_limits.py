@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from executor.test_speculation import ADD, DEFINITIONS
 from support.servers.tcp import frame
-from unit.test_speculation import ADD, DEFINITIONS
 
 import djinn
 from djinn.wire.messages import PROTOCOL_VERSION, Batch, Hello, Message, Result, Run, Upload

@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from executor.test_speculation import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.test_speculation import ADD, DEFINITIONS, DRAW, MULTIPLY, WRITE
 
 from djinn.errors import ProtocolError
 from djinn.wire.messages import (

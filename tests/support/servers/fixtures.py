@@ -31,6 +31,10 @@ from djinn_plugins.transport.tcp.listener import SocketChannel, SocketListener, 
 from djinn_plugins.transport.tcp.sockets import ByteStream
 from djinn_plugins.transport.tcp.stream import FrameStream
 
+__all__ = ("certificates", "connect_raw", "frugal_server", "interruptible", "on_a_server", "open_connection",
+           "raw_client", "second_server", "serve", "server", "session", "start_server", "start_server_of_module",
+           "tls_server", "without_collection")
+
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 15.0
 
