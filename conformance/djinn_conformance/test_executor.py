@@ -15,14 +15,8 @@ from djinn.errors import ConfigurationError, SchemaMismatchError, UnknownOperato
 from djinn.ir.program import Program
 from djinn.wire.messages import Poisoned
 from djinn.wire.tensors import DTYPES, is_dense
-from djinn_conformance.assertions import (
-    bytes_of,
-    expect,
-    expect_equal,
-    expect_raises,
-    expect_same_metadata,
-    expect_same_tensor,
-)
+from djinn_conformance import assertions
+from djinn_conformance.assertions import bytes_of, expect, expect_equal, expect_raises, expect_same_tensor
 from djinn_conformance.capabilities import tolerance_of
 from djinn_conformance.execution import compare, execute, known_values, prepare
 from djinn_conformance.laws import law
@@ -411,7 +405,7 @@ def test_put_copies(subject: Subject, executor: Executor, tensor: torch.Tensor) 
     kept, where = bytes_of(tensor), f"{subject}: put of {tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
     value = executor.put(tensor)
     expect_equal(torch.device(executor.device).type, value.device.type, "type of the device", where)
-    expect_same_metadata(value, tensor, "the value", where)
+    assertions.expect_same_metadata(value, tensor, "the value", where)
     tensor.untyped_storage().fill_(1)  # type: ignore[attr-defined]  # defined at run time, for every storage
     expect_equal(bytes_of(executor.get(value)), kept, "bits of the value after the argument changed", where)
 

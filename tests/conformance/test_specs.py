@@ -51,8 +51,8 @@ def test_docstrings_and_specifications_name_the_same_laws(kind: str) -> None:
     modules = [module, *([importlib.import_module(served)] if importlib.util.find_spec(served) else [])]
     named = {law for each in modules for law in _named_in(each)}
     assert {law for law in named if law.startswith(f"{kind}.")} == {law.id for law in spec.laws}
-    public = name if name.endswith(".kinds") else name.rpartition(".")[0]
-    assert getattr(module, protocol) is getattr(importlib.import_module(public), protocol)
+    public, _, public_name = KINDS[kind].protocol.partition(":")
+    assert getattr(module, protocol) is getattr(importlib.import_module(public), public_name)
 
 
 @pytest.mark.parametrize("kind", specs.suites())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,18 @@ class LayerRow:
 
 def layers_of(session: Session) -> list[LayerRow]:
     """List the layers of a running session, as they are, from the program's side to the executor's."""
-    plugins = {entry.value.partition(".")[0]: entry.name for entry in entry_points(group=GROUP)} | {"djinn": "djinn"}
-    return [LayerRow(around, plugins.get(type(layer).__module__.partition(".")[0], ""), type(layer).__name__)
+    plugins = {entry.value: entry.name for entry in entry_points(group=GROUP)} | {"djinn": "djinn"}
+    return [LayerRow(around, _plugin_of(type(layer).__module__, plugins), type(layer).__name__)
             for around, outermost in (("backend", session.backend),
                                       ("connection", session.backend.executors[0].connection))
             for layer in _inwards(outermost)]
+
+
+def _plugin_of(module: str, plugins: Mapping[str, str]) -> str:
+    """Name the plugin whose package a module belongs to; a plugin may stand in the package of another one."""
+    while module and module not in plugins:
+        module = module.rpartition(".")[0]
+    return plugins.get(module, "")
 
 
 def _inwards(layer: Any) -> Iterator[Any]:

@@ -26,7 +26,7 @@ import djinn
 from djinn.record.tensor import LazyTensor
 
 _OWN_BACKEND = "djinn"
-_OWN_FILES = (f"{Path(djinn.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}djinn_")
+_OWN_FILES = tuple(f"{folder}{os.sep}" for folder in (Path(djinn.__file__).parent, Path(__file__).parents[2]))
 """How the paths of files of djinn and of its plugins begin."""
 
 _OWN_GENERATED = tuple(f"<attrs generated {what} djinn" for what in ("methods", "init", "eq", "hash", "repr"))

@@ -24,11 +24,10 @@ from djinn_plugins.common.interrupts import InterruptHandler
 __all__ = ("DeviceInterruptHandler", "interrupts")
 
 _KERNEL = Path(djinn.__file__).parent
-_PLUGINS = Path(__file__).parents[1]
-_RECORDING = tuple(f"{folder}{os.sep}" for folder in (
+_ROOMS = Path(__file__).parents[2]
+_RECORDING = (*(f"{folder}{os.sep}" for folder in (
     Path(torch.__file__).parent, *(_KERNEL / name for name in ("ir", "record", "session")),
-    *(_PLUGINS / name for name in ("djinn_plugins.device.interop", "djinn_plugins.device.interceptor",
-                                   "djinn_plugins.common"))))
+    _ROOMS / "device" / "interop", _ROOMS / "device" / "interceptor")), str(_ROOMS / "common" / "interrupts.py"))
 """Files whose functions may have PyTorch running beneath them."""
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _CALLED = (_LIBRARY, "<attrs generated", "<frozen ")
