@@ -187,7 +187,7 @@ MUTANTS = (
            "raise failure", "pass"),
     # Early answers.
     mutant("guess-that-is-wrong-used", "session.pushed_is_asked",
-           "djinn_plugins.executor.early_answers:EarlyInbox.has_sent",
+           "djinn_plugins.client.early_inbox:EarlyInbox.has_sent",
            "and digest_of_batches(batches) == digest", "", over=SERVED),
     # Memory that is short.
     mutant("moved-and-not-brought-back", "session.pressure_invisible",

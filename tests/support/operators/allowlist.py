@@ -11,7 +11,7 @@ from pathlib import Path
 
 from djinn_plugins.guard.allowlist import classified, lists, release, written
 
-FILE = Path(__file__).parents[3] / "plugins" / "djinn_plugins.guard" / "overloads.txt"
+FILE = Path(__file__).parents[3] / "plugins/djinn_plugins/guard/overloads.txt"
 
 
 def differences() -> list[str]:
