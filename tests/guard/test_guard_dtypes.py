@@ -10,7 +10,8 @@ import pytest
 import torch
 from support.operators.asking import ask, empty
 
-SAID = "summed as|written as|dim 1 of|negative dimension|(elements in|bytes of) a storage|infs or NaNs|only supports 2D"
+SAID = ("summed as|written as|dim 1 of|negative dimension|a window of|(elements in|bytes of) a storage|infs or NaNs|"
+        "only supports 2D")
 COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
 
 
@@ -33,8 +34,12 @@ COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
     ("resize_", [empty(1).expand(3), [3]], {}, {"memory_format": torch.contiguous_format}),
     ("resize_as_", [empty(1).expand(3), empty(3)], {}, {"memory_format": torch.preserve_format}),
     *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank}, {"output_size": [-1] * rank})
-      for name, rank in (("adaptive_max_pool2d", 2), ("adaptive_max_pool3d", 3), ("_adaptive_avg_pool3d", 3),
-                         ("fractional_max_pool2d", 2), ("fractional_max_pool3d.output", 3))),
+      for name, rank in (("adaptive_max_pool2d", 2), ("adaptive_max_pool3d", 3), ("_adaptive_avg_pool3d", 3))),
+    *((name, [empty(2, 3, 3, 3)], {"output_size": [2] * rank, "kernel_size": [2] * rank}, wrong)
+      for name, rank in (("fractional_max_pool2d", 2), ("fractional_max_pool3d.output", 3))
+      for wrong in ({"output_size": [-1] * rank, "kernel_size": [2] * rank},
+                    {"output_size": [2] * rank, "kernel_size": [-1] * rank},
+                    {"output_size": [2] * rank, "kernel_size": [2**31] * rank})),
 ])
 def test_a_kernel_that_does_not_compare_is_not_asked(
     name: str, args: Sequence[Any], right: dict[str, Any], wrong: dict[str, Any]

@@ -145,6 +145,14 @@ def _sized_pool(named: Named) -> None:
     expect(prod(max(extent, 0) for extent in size) < 2**40, f"the size {list(size)}")
 
 
+def _fractional_pool(named: Named) -> None:
+    """Check the window, too, which the kernel counts with integers of 32 bits."""
+    window = named["kernel_size"]
+    sizes = [window] if isinstance(window, int) else window
+    expect(all(0 <= extent < 2**31 for extent in sizes), f"a window of the size {list(sizes)}")
+    _sized_pool(named)
+
+
 def _powers(named: Named) -> None:
     """Check that complex numbers are summed in a complex dtype, as `linalg_vector_norm` does; this kernel does not."""
     tensors, dtype = named["self"], named["dtype"]
@@ -195,7 +203,8 @@ FAULTS: Mapping[str, Rule] = {
     "linalg_ldl_solve": _solution,
     "adaptive_avg_pool3d_backward": _averaged,
     **dict.fromkeys(("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "adaptive_avg_pool3d",
-                     "_adaptive_avg_pool3d", "fractional_max_pool2d", "fractional_max_pool3d"), _sized_pool),
+                     "_adaptive_avg_pool3d"), _sized_pool),
+    **dict.fromkeys(("fractional_max_pool2d", "fractional_max_pool3d"), _fractional_pool),
     **dict.fromkeys(("linalg_eigvals", "_linalg_eigvals"), _eigenvalues),
     "_logcumsumexp": _sums_into,
     "_pdist_forward": _distances,
