@@ -65,6 +65,8 @@ def test_random_integers_of_integers_and_below_a_limit_begin_anywhere() -> None:
     *((name, {"n": 2, "self": HIGHER}, {"self": LOW})
       for name in ("polygamma", "polygamma.out", "polygamma_", "special_polygamma")),
     ("combinations", {"self": empty(1), "r": 512}, {"r": 513}),
+    *((name, {"self": empty(2), "p": MOST}, {"p": MOST + 1})
+      for name in ("mvlgamma", "mvlgamma_", "mvlgamma.out", "special_multigammaln.out")),
 ])
 def test_loops_that_an_argument_bounds_are_short(name: str, right: dict[str, Any], wrong: dict[str, Any]) -> None:
     ask(name, (), right)

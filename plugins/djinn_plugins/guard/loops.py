@@ -102,6 +102,11 @@ def _binomial(named: Named) -> None:
     expect(not has_elements(count) or not bool(count.isnan().any()), "count is not a number")
 
 
+def _dimensions(named: Named) -> None:
+    terms = named["p"]
+    expect(terms <= MAX_ROUNDS, f"a sum of {terms} terms; {MAX_ROUNDS} is the limit")
+
+
 def _combinations(named: Named) -> None:
     taken = named["r"]
     expect(taken <= MAX_COMBINED, f"combinations of {taken} elements; {MAX_COMBINED} is the limit")
@@ -120,5 +125,6 @@ LOOPS: Mapping[str, Rule] = {
     **dict.fromkeys(("polygamma", "polygamma_", "special_polygamma"), _polygamma),
     "binomial": _binomial,
     "combinations": _combinations,
+    **dict.fromkeys(("mvlgamma", "mvlgamma_", "special_multigammaln"), _dimensions),
 }
 """Rules by operator name, without overload."""
