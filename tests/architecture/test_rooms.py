@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -61,3 +62,16 @@ def test_each_room_has_a_page_that_says_what_it_is_and_where_its_tests_and_laws_
         if not text.startswith(f"# {room}\n") or missing or len(text.splitlines()) > 12:
             lacking[room] = missing
     assert not lacking
+
+
+def test_the_picture_of_the_rooms_names_each_of_them() -> None:
+    drawn = set(re.findall(r">([a-z]+)</text>", (ROOT / "docs" / "rooms.svg").read_text()))
+    assert drawn == {"kernel", *rooms()}
+
+
+def test_the_architecture_page_begins_with_ten_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("## The ten files to read first\n")[2].partition("\n## ")[0]
+    files = re.findall(r"^\d+\. \[([\w/.]+)\]", section, re.MULTILINE)
+    assert len(files) == 10
+    assert [file for file in files if not (ROOT / file).is_file()] == []
