@@ -36,6 +36,9 @@ myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 # The modules are read, not imported, so neither PyTorch nor djinn has to be installed.
 autoapi_dirs = ["../djinn", "../plugins/djinn_plugins"]
+# Of the other rooms, only the contracts are for authors of plugins.
+autoapi_ignore = [f"*/djinn_plugins/{room.name}/[!k_]*" for room in (_HERE.parent / "plugins/djinn_plugins").iterdir()
+                  if room.name not in {"common", "graph", "models", "schedule", "sessions"}]
 autoapi_root = "autoapi"
 autoapi_add_toctree_entry = False
 # Fields that "Attributes:" describes are listed once more with their types.
