@@ -11,7 +11,7 @@ import torch
 from support.operators.asking import ask, empty
 
 SAID = ("summed as|written as|dim 1 of|negative dimension|a window of|(elements in|bytes of) a storage|infs or NaNs|"
-        "only supports 2D")
+        "only supports 2D|multiplication overflow")
 COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
 
 
@@ -26,7 +26,7 @@ COMPLEX, REAL, NARROW = torch.complex64, torch.float32, torch.float16
     ("_pdist_forward", [], {"self": empty(3, 2)}, {"self": empty(2, 3, 2)}),
     *(("set_.source_Tensor_storage_offset", [empty(3, 2)[:, 0], empty(4), 0, [3]], {"stride": right},
        {"stride": wrong}) for right, wrong in (([1], []), ([3], [2]))),
-    *((name, [size], {"out": empty(2)}, {"size": [-1, 3]}) for name, size in (
+    *((name, [size], {"out": empty(2)}, {"out": empty(2), "size": [-1, 3]}) for name, size in (
         ("rand.out", [2]), ("zeros.out", [2]), ("empty.out", [0]))),
     ("resize_", [empty(2)], {"size": [2]}, {"size": [-2, -2]}),
     ("set_.source_Tensor_storage_offset", [empty(2), empty(4), 0], {"size": [2]}, {"size": [-2, -2]}),

@@ -30,10 +30,11 @@ def _fits(size: Any, *, elements: int = 1) -> None:
     expect(_product(size) * max(elements, 1) * LARGEST_ITEM_BYTES < _LIMIT, f"the size {list(size)} overflows")
 
 
-def _lays_out(size: Any) -> None:
+def _lays_out(size: Any, *, is_new: bool = False) -> None:
     """Check the size of what is laid out: PyTorch leaves a tensor with negative extents, and raises afterwards."""
     least = min(size, default=0)
-    expect_as_eager(least >= 0, f"Trying to create tensor with negative dimension {least}: {list(size)}")
+    said = f"Trying to create tensor with negative dimension {least}: {list(size)}"
+    expect_as_eager(least >= 0, said if is_new else "numel: integer multiplication overflow")
     _fits(size)
 
 
@@ -65,7 +66,7 @@ def _laid_out(named: Named) -> None:
     """Check storage that grows with a view of it: new storage, or storage assigned to another tensor."""
     stride = named["stride"]
     size = named["size"]
-    _lays_out(size)
+    _lays_out(size, is_new="source" not in named)
     if len(stride) == len(size):
         reach = extent_bytes(size, stride, named.get("storage_offset") or 0, LARGEST_ITEM_BYTES)
         expect(reach < _LIMIT, f"sizes {list(size)} and strides {list(stride)} overflow")
@@ -83,7 +84,8 @@ def _set_to(named: Named) -> None:
 
 
 def _sized(named: Named) -> None:
-    _lays_out(named["size"])
+    """Check the size of new values: a kernel that writes them to an ``out`` lays that out before it counts them."""
+    (_fits if named.get("out") is None else _lays_out)(named["size"])
 
 
 def _viewed(named: Named) -> None:
